@@ -1,0 +1,57 @@
+"""What a forward costs more because another stream runs beside it, as explicit terms."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.columns import COLUMN
+from learner.device import DeviceProfile
+
+FloatArray = npt.NDArray[np.float64]
+
+CONTENTION_COLUMNS = (
+    "beside_forward",  # 1 beside another stream
+    "beside_compute_s",  # own F / Π(S)
+    "beside_memory_s",  # own B / 𝓑(S)
+    "beside_bandwidth_s",  # own B / 𝓑(S) · the share of the device's bandwidth that the other stream asks for
+    "shared_compute_s",  # where both hold some TPC: own F / Π(the TPCs that the other does not hold)
+    "shared_memory_s",  # likewise B / 𝓑
+)
+CONTENTION_TERMS = len(CONTENTION_COLUMNS)
+
+# A stream that holds no TPC of its own still gets some of the shared ones.
+_LEAST_EXCLUSIVE_SHARE = 0.125
+
+_FORWARD = COLUMN["forward"]
+_COMPUTE, _MEMORY, _DEMAND = COLUMN["compute_s"], COLUMN["memory_s"], COLUMN["bandwidth_demand"]
+_COMPUTE_WHOLE, _MEMORY_WHOLE = COLUMN["compute_whole_s"], COLUMN["memory_whole_s"]
+
+
+class Contention:
+    """Contention terms of pairs of streams on one device."""
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self._tpcs = float(profile.tpcs)
+        # By S: how many times longer F and B take on S TPCs than on the whole device.
+        s = np.maximum(np.arange(profile.tpcs + 1.0), _LEAST_EXCLUSIVE_SHARE * profile.tpcs)
+        flops, bandwidth = profile.flops_at(s), profile.bandwidth_at(s)
+        self._slowdown = np.stack([flops[-1] / flops, bandwidth[-1] / bandwidth])
+
+    def columns(self, own: FloatArray, own_tpcs: FloatArray, beside: FloatArray, beside_tpcs: FloatArray) -> FloatArray:
+        """All of :data:`CONTENTION_COLUMNS` for m pairs, as [CONTENTION_TERMS, m]; 0 where either stream is empty.
+
+        ``own``, ``beside``: columns of :class:`learner.roofline.Roofline`, [columns, m]; TPCs are [m]. Every
+        column is non-increasing in ``own_tpcs`` while the two sets of TPCs stay disjoint, and again while they
+        overlap; where they start to overlap the shared columns set in.
+        """
+        out = np.zeros((CONTENTION_TERMS, max(own_tpcs.size, beside_tpcs.size)))
+        both = np.multiply(own[_FORWARD], beside[_FORWARD], out=out[0])
+        np.multiply(own[_COMPUTE : _MEMORY + 1], both, out=out[1:3])
+        np.multiply(out[2], beside[_DEMAND], out=out[3])
+        exclusive = self._tpcs - beside_tpcs
+        overlap = own_tpcs > exclusive
+        if np.logical_or.reduce(overlap):
+            np.multiply(own[_COMPUTE_WHOLE : _MEMORY_WHOLE + 1], both * overlap, out=out[4:])
+            out[4:] *= self._slowdown.take(exclusive.astype(np.intp), axis=1, mode="clip")
+        return out

@@ -1,0 +1,195 @@
+"""Robust fits of a latency model's numbers to timed forwards: plain functions of arrays, scikit-learn inside."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.columns import LINEAR_COLUMNS, LOG_COLUMNS, LOG_FEATURES, ROOFLINE_COLUMNS, TERM_COLUMNS, TERMS
+from learner.contention import CONTENTION_TERMS
+from learner.snapshot import COLD_CONTENTION, KNOTS, MAX_COEFFICIENT, MAX_CORRECTION
+from learner.window import Batch
+
+FloatArray = npt.NDArray[np.float64]
+
+# Terms that are fitted, each the sum of some columns, with the strength of its prior in samples. What only tells
+# itself from the others once S varies is held strongly.
+_FITTED: tuple[tuple[tuple[str, ...], float], ...] = (
+    (LINEAR_COLUMNS, 1.0),
+    (("elementwise_s",), 1.0),
+    (("attention_prefill_s",), 1.0),
+    (("attention_decode_s",), 1.0),
+    (("classifier_s",), 1.0),
+    (("all_reduce_s",), 1.0),
+    (("linear_compute_s",), 1.0),
+    (("linear_read_s",), 1.0),
+    (("attention_causal_s",), 1.0),
+    (("attention_padded_s",), 1.0),
+    (("compute_whole_s",), 8.0),
+    (("memory_whole_s",), 8.0),
+    (("partition_s",), 4.0),
+    (("prefill_rows",), 1.0),
+    (("decode_rows",), 1.0),
+    (("logits_rows",), 1.0),
+    (("prefill_forward",), 0.5),
+    (("forward",), 0.5),
+)
+_CONTENTION_PRIOR = 2.0
+_ITERATIONS = 4
+_HUBER = 1.345
+_LEAST_SCALE = 0.02
+# Pseudo-samples that hold neighbouring knots together, and each knot at zero.
+_SMOOTHNESS, _SHRINKAGE = 6.0, 1.0
+
+
+@cache
+def _groupings() -> tuple[FloatArray, FloatArray, FloatArray]:
+    """[TERMS, fitted] matrix that sums columns; which fitted terms make up the roofline; prior strengths."""
+    sums = np.zeros((TERMS, len(_FITTED)))
+    for index, (names, _) in enumerate(_FITTED):
+        for name in names:
+            sums[TERM_COLUMNS.index(name), index] = 1.0
+    in_roofline = np.array([float(names[0] in ROOFLINE_COLUMNS) for names, _ in _FITTED])
+    return sums, in_roofline, np.array([strength for _, strength in _FITTED])
+
+
+def fit_terms(batch: Batch, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Coefficients of the terms [TERMS] and of contention [CONTENTION_TERMS], none negative.
+
+    Minimises squared relative errors, each error's influence bounded (Huber) and the relative error taken to the
+    fitted time, so that neither slow forwards nor outliers outweigh the rest. ``weights`` [n] are sample weights.
+    A first fit of few terms finds the device's general ratio to the roofline; the full fit is drawn towards it, so a
+    term without evidence keeps that ratio.
+    """
+    sums, in_roofline, strengths = _groupings()
+    terms = batch.columns[:, :TERMS]
+    few = np.stack(
+        [
+            batch.roofline_s,
+            terms[:, TERM_COLUMNS.index("forward")],
+            terms[:, TERM_COLUMNS.index("prefill_forward")],
+            terms[:, TERM_COLUMNS.index("prefill_rows")] + terms[:, TERM_COLUMNS.index("decode_rows")],
+        ],
+        axis=1,
+    )
+    few_prior = np.array([1.0, 0.0, 0.0, 0.0])
+    coarse = _robust_nonnegative(few, batch.measured_s, weights, few_prior, np.full(4, 0.2), None)
+    prior = np.concatenate([in_roofline, COLD_CONTENTION]) * coarse[0]
+    design = np.concatenate([terms @ sums, batch.contention], axis=1)
+    strength = np.concatenate([strengths, np.full(CONTENTION_TERMS, _CONTENTION_PRIOR)])
+    fine = _robust_nonnegative(design, batch.measured_s, weights, prior, strength, few @ coarse)
+    fine = np.minimum(fine, MAX_COEFFICIENT)
+    return sums @ fine[: len(_FITTED)], fine[len(_FITTED) :]
+
+
+def _robust_nonnegative(
+    design: FloatArray,
+    measured: FloatArray,
+    weights: FloatArray,
+    prior: FloatArray,
+    strength: FloatArray,
+    start: FloatArray | None,
+) -> FloatArray:
+    """Iteratively reweighted non-negative ridge: argmin Σ w h ((y − Xβ) / ŷ)² + Σ strength (scale (β − prior))².
+
+    ``scale`` of a column is its root mean square in units of ŷ where it is not zero, so a prior is worth ``strength``
+    samples. A column of zeros keeps its prior.
+    """
+    fitted = measured if start is None else start
+    floor = 1e-3 * measured
+    coefficients = prior
+    present = design > 0.0
+    count = np.maximum(weights @ present, 1e-9)
+    for _ in range(_ITERATIONS):
+        fitted = np.maximum(fitted, floor)
+        error = measured / fitted - 1.0
+        scale = max(_LEAST_SCALE, 1.4826 * weighted_quantile(np.abs(error), weights, 0.5))
+        robust = weights * np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(error), 1e-12))
+        relative = design / fitted[:, None]
+        scales = np.sqrt(weights @ (relative * relative) / count)
+        used = scales > 0.0
+        unit = relative[:, used] / scales[used]
+        gram = (unit * robust[:, None]).T @ unit
+        target = unit.T @ (robust * measured / fitted)
+        gram[np.diag_indices_from(gram)] += strength[used]
+        target += strength[used] * prior[used] * scales[used]
+        coefficients = prior.copy()
+        coefficients[used] = _nonnegative(gram, target) / scales[used]
+        fitted = design @ coefficients
+    return coefficients
+
+
+def _nonnegative(gram: FloatArray, target: FloatArray) -> FloatArray:
+    """argmin over x ≥ 0 of ½ xᵀ gram x − targetᵀ x, by its Cholesky factor as least squares."""
+    from sklearn.linear_model import LinearRegression
+
+    factor = np.linalg.cholesky(gram)
+    model = LinearRegression(positive=True, fit_intercept=False).fit(factor.T, np.linalg.solve(factor, target))
+    return np.asarray(model.coef_, dtype=np.float64)
+
+
+def fit_correction(logs: FloatArray, residual: FloatArray, weights: FloatArray) -> FloatArray:
+    """Smooth additive log factors of the log features, [LOG_FEATURES, KNOTS].
+
+    ``logs`` [n, LOG_FEATURES] is log2(1 + x); ``residual`` [n] is log(measured / fitted), centred per group. Piecewise
+    linear, neighbouring knots held together, all of it drawn to zero; knots beyond what was seen repeat the last one.
+    """
+    from sklearn.linear_model import Ridge
+
+    position = np.minimum(logs, KNOTS - 1.001)
+    knot = position.astype(np.intp)
+    fraction = position - knot
+    pieces: list[FloatArray] = []
+    ranges: list[tuple[int, int]] = []
+    rows = np.arange(residual.size)
+    for feature in range(LOG_FEATURES):
+        first, last = int(knot[:, feature].min()), int(knot[:, feature].max()) + 1
+        hats = np.zeros((residual.size, last - first + 1))
+        hats[rows, knot[:, feature] - first] = 1.0 - fraction[:, feature]
+        hats[rows, knot[:, feature] - first + 1] += fraction[:, feature]
+        # θ with penalty θᵀKθ is ridge on φ = Lᵀθ, where K = LLᵀ.
+        pieces.append(np.linalg.solve(_penalty_factor(last - first + 1), hats.T).T)
+        ranges.append((first, last))
+    design = np.concatenate(pieces, axis=1)
+    robust = weights
+    ridge: Any = Ridge(alpha=1.0, fit_intercept=True, solver="cholesky")
+    for _ in range(2):
+        ridge.fit(design, residual, sample_weight=robust)
+        error = residual - ridge.predict(design)
+        scale = max(_LEAST_SCALE, 1.4826 * weighted_quantile(np.abs(error), weights, 0.5))
+        robust = weights * np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(error), 1e-12))
+    ridge.fit(design, residual, sample_weight=robust)
+    out = np.zeros((LOG_FEATURES, KNOTS))
+    at = 0
+    for feature, (first, last) in enumerate(ranges):
+        size = last - first + 1
+        out[feature, first : last + 1] = np.linalg.solve(_penalty_factor(size).T, ridge.coef_[at : at + size])
+        out[feature, :first] = out[feature, first]
+        out[feature, last + 1 :] = out[feature, last]
+        at += size
+    return np.clip(out, -MAX_CORRECTION, MAX_CORRECTION)
+
+
+@cache
+def _penalty_factor(knots: int) -> FloatArray:
+    """Cholesky factor of the penalty on first differences and on size, [knots, knots]."""
+    differences = np.diff(np.eye(knots), axis=0)
+    penalty = _SMOOTHNESS * differences.T @ differences + _SHRINKAGE * np.eye(knots)
+    return np.asarray(np.linalg.cholesky(penalty))
+
+
+def weighted_quantile(values: FloatArray, weights: FloatArray, level: float) -> float:
+    """Smallest value with at least ``level`` of the weight at or below it; 0 for no values."""
+    if not values.size:
+        return 0.0
+    order = np.argsort(values)
+    total = np.cumsum(weights[order])
+    return float(values[order[min(int(np.searchsorted(total, level * total[-1])), values.size - 1)]])
+
+
+def logs_of(batch: Batch) -> FloatArray:
+    """The log features of a batch, [n, LOG_FEATURES]."""
+    return batch.columns[:, LOG_COLUMNS]

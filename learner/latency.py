@@ -1,0 +1,161 @@
+"""The latency model that the scheduler evaluates: roofline terms, weighed by the newest snapshot.
+
+A forward's mean time is a non-negative sum of physical terms (own and contention), times a bounded correction that
+depends on the batch but not on S, held between learnt multiples of the roofline. Every term is non-increasing in S and
+the correction, offset and margin do not depend on S; so predictions are non-increasing in S by construction. (Beside
+another stream this holds while the two sets of TPCs stay disjoint, and again while they overlap.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.columns import COLUMN, LOG_COLUMNS, LOG_FEATURES, PHASES, TERMS
+from learner.contention import Contention
+from learner.device import DeviceProfile
+from learner.roofline import Roofline
+from learner.shape import ModelShape
+from learner.snapshot import KNOTS, MAX_CORRECTION, Snapshot
+
+FloatArray = npt.NDArray[np.float64]
+
+_PHASE = COLUMN["phase"]
+_FIRST_KNOT = np.arange(LOG_FEATURES, dtype=np.intp)[:, None] * KNOTS
+_EACH_FEATURE = np.ones(LOG_FEATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """m forwards of one stream as columns; see :data:`learner.columns.COLUMNS` for their names."""
+
+    matrix: FloatArray  # [m, len(COLUMNS)]
+    tpcs: FloatArray  # [m]
+    roofline_s: FloatArray  # [m]
+
+    def __len__(self) -> int:
+        return int(self.roofline_s.shape[0])
+
+    def column(self, name: str) -> FloatArray:
+        """One named column, [m]. Raises KeyError for a name that is none of COLUMNS."""
+        return self.matrix[:, COLUMN[name]]
+
+    def take(self, index: npt.ArrayLike | slice) -> Terms:
+        """The forwards that ``index`` picks (integers, a mask or a slice)."""
+        at = index if isinstance(index, slice) else np.asarray(index)
+        return Terms(self.matrix[at], self.tpcs[at], self.roofline_s[at])
+
+
+class Prediction(NamedTuple):
+    """Times of m forwards in seconds."""
+
+    mean_s: FloatArray  # [m]
+    upper_s: FloatArray  # [m], ≥ mean_s: exceeded by no more than 1 − coverage of the times
+    roofline_s: FloatArray  # [m]
+
+
+class LatencyModel:
+    """Predicts forwards of one model on one device. Immutable; a new snapshot makes a new model.
+
+    Without a snapshot it is the roofline itself with a default margin (``learner.snapshot.COLD_MARGIN``).
+    Raises ValueError for an unsound snapshot.
+    """
+
+    def __init__(self, shape: ModelShape, profile: DeviceProfile, snapshot: Snapshot | None = None) -> None:
+        self.shape = shape
+        self.profile = profile
+        self._roofline = Roofline(shape, profile)
+        self._contention = Contention(profile)
+        self._load(snapshot)
+
+    def _load(self, snapshot: Snapshot | None) -> None:
+        self.snapshot = snapshot or Snapshot.roofline()
+        self.snapshot.validate()
+        numbers = self.snapshot
+        self._coefficients = np.array(numbers.coefficients)
+        self._contention_coefficients = np.array(numbers.contention)
+        # Piece by piece as intercept + slope · log2(1 + x).
+        values = np.array(numbers.correction).reshape(LOG_FEATURES, KNOTS)
+        slopes = np.diff(values, axis=1, append=values[:, -1:])
+        self._slopes = slopes.ravel()
+        self._intercepts = (values - slopes * np.arange(KNOTS)).ravel()
+        self._correction_weight = np.array(numbers.correction_weight)
+        self._corrects = bool(self._correction_weight.any() and values.any())
+        self._group_factors = np.stack(
+            [np.exp(numbers.offset), numbers.min_ratio, numbers.max_ratio, numbers.margin],
+        )
+
+    @property
+    def total_tpcs(self) -> int:
+        """TPCs of the whole device."""
+        return self.profile.tpcs
+
+    @property
+    def version(self) -> int:
+        """Version of the snapshot; 0 is the roofline."""
+        return self.snapshot.version
+
+    def with_snapshot(self, snapshot: Snapshot | None) -> LatencyModel:
+        """The same model and device with other numbers. Raises ValueError for an unsound snapshot."""
+        model = object.__new__(LatencyModel)
+        model.shape, model.profile = self.shape, self.profile
+        model._roofline, model._contention = self._roofline, self._contention
+        model._load(snapshot)
+        return model
+
+    def terms(self, q: npt.ArrayLike, c: npt.ArrayLike, logits_rows: npt.ArrayLike, tpcs: npt.ArrayLike) -> Terms:
+        """Roofline terms of m forwards.
+
+        ``q``, ``c``: new and cached tokens per request, integers, [n] or [m, n] or broadcastable to it (rows with
+        q == 0 are padding and cost nothing). ``logits_rows``: rows that get logits, [m] or scalar. ``tpcs``: TPCs
+        that the forward may use, [m] or scalar. The terms do not depend on the snapshot.
+        """
+        columns, s, roofline = self._roofline.columns(q, c, logits_rows, tpcs)
+        return Terms(columns.T, s, roofline)
+
+    def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction:
+        """Predicted times of ``terms``; ``beside`` is what the other stream runs, row by row (None: alone)."""
+        base, correction, group = self.parts(terms, beside)
+        offset, low, high, margin = self._group_factors.take(group, axis=1)
+        mean = base * offset
+        if correction is not None:
+            mean *= np.exp(correction * self._correction_weight[group])
+        roofline = terms.roofline_s
+        np.maximum(mean, low * roofline, out=mean)
+        np.minimum(mean, high * roofline, out=mean)
+        return Prediction(mean, mean * margin, roofline)
+
+    def contention_columns(self, terms: Terms, beside: Terms) -> FloatArray:
+        """Contention terms of ``terms`` beside ``beside``, row by row, as [CONTENTION_TERMS, m]."""
+        return self._contention.columns(terms.matrix.T, terms.tpcs, beside.matrix.T, beside.tpcs)
+
+    def parts(
+        self, terms: Terms, beside: Terms | None = None
+    ) -> tuple[FloatArray, FloatArray | None, npt.NDArray[np.intp]]:
+        """What a prediction is made of: sum of physical terms in seconds, log correction, group; each [m].
+
+        The correction is bounded, not yet weighed, and None if the snapshot has none.
+        """
+        columns = terms.matrix.T
+        base = self._coefficients @ columns[:TERMS]
+        group = columns[_PHASE].astype(np.intp)
+        if beside is not None:
+            contention = self.contention_columns(terms, beside)
+            base = base + self._contention_coefficients @ contention
+            group = group + len(PHASES) * contention[0].astype(np.intp)
+        return base, self._correction(columns) if self._corrects else None, group
+
+    def _correction(self, columns: FloatArray) -> FloatArray:
+        """Sum over the log features of their piecewise-linear factors, bounded; [m]."""
+        logs = columns[LOG_COLUMNS]
+        piece = logs.astype(np.intp)
+        piece += _FIRST_KNOT
+        factors = self._slopes.take(piece, mode="clip")
+        factors *= logs
+        factors += self._intercepts.take(piece, mode="clip")
+        correction = _EACH_FEATURE @ factors
+        np.maximum(correction, -MAX_CORRECTION, out=correction)
+        return np.asarray(np.minimum(correction, MAX_CORRECTION, out=correction))

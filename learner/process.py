@@ -1,0 +1,121 @@
+"""The learner process: ``python -m learner.process --address ipc:///… --state-dir …``, or ``conflux learner``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import threadpoolctl  # type: ignore[import-untyped]
+import zmq
+
+from learner.address import PRIVATE_PREFIX, AddressError, check_address, ipc_address, is_private, private_directory
+from learner.logs import log_to_stderr
+from learner.pool import EstimatorPool
+from learner.server import SAVE_S, LearnerServer, bound_socket
+from learner.store import StateStore, default_state_dir
+
+logger = logging.getLogger("learner")
+
+USAGE_ERROR = 2
+
+NICENESS = 5
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of ``conflux learner``."""
+    options = argparse.ArgumentParser(
+        prog="conflux learner",
+        description="Learn latency models from the timings of schedulers, and publish them to the schedulers.",
+        allow_abbrev=False,
+    )
+    options.add_argument(
+        "--address",
+        "--bind",
+        metavar="ADDRESS",
+        help="where to listen: ipc:///PATH or tcp://HOST:PORT (default: a new private unix socket, which is printed). "
+        "Whoever reaches the address can feed the learner: nothing is authenticated",
+    )
+    options.add_argument("--state-dir", type=Path, default=default_state_dir(), help="where learnt models are kept")
+    options.add_argument("--no-save", action="store_true", help="neither read nor write learnt models")
+    options.add_argument("--save-interval", type=float, default=SAVE_S, metavar="SECONDS", help="time between saves")
+    options.add_argument("--watch-stdin", action="store_true", help="exit when stdin closes, as it does with a parent")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a learner until it is told to stop. Returns the exit status; wrong options give 2 and one line on stderr."""
+    options = parser().parse_args(argv)
+    own: Path | None = None
+    os.umask(0o077)  # the socket and the state are this user's alone
+    context = zmq.Context()
+    try:
+        if not 0.0 < options.save_interval < 1e6:
+            raise AddressError(f"--save-interval {options.save_interval} is no positive number of seconds")
+        if options.address is None:
+            own = private_directory()
+        address = check_address(options.address) if own is None else ipc_address(own)
+        store = None if options.no_save else StateStore(options.state_dir)
+        socket = bound_socket(context, address)
+    except (AddressError, OSError) as error:
+        reason = f"cannot listen on {options.address}: {error}" if isinstance(error, zmq.ZMQError) else str(error)
+        print(f"conflux learner: error: {' '.join(reason.split())}", file=sys.stderr)
+        context.term()
+        return USAGE_ERROR
+    log_to_stderr()
+    print(address, flush=True)
+    try:
+        _serve(socket, store, address, options)
+    finally:
+        socket.close()
+        context.term()
+        if own is not None or options.watch_stdin:
+            _remove_private_directory(address)
+    return 0
+
+
+def _serve(socket: zmq.Socket[bytes], store: StateStore | None, address: str, options: argparse.Namespace) -> None:
+    learner_id = uuid.uuid4().hex
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: stopping.append(received))
+    parent = os.getppid()
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle("conflux::learner")
+    logger.info("listening on %s; state in %s", address, options.state_dir if store is not None else "memory only")
+    if not is_private(address):
+        logger.warning("other machines can reach %s, and nothing is authenticated", address)
+
+    def stop() -> bool:
+        # A child that the parent forked may hold the other end of stdin open after the parent's death.
+        return bool(stopping) or (options.watch_stdin and os.getppid() != parent)
+
+    with threadpoolctl.threadpool_limits(1):
+        server = LearnerServer(
+            socket, EstimatorPool(store, learner_id), learner_id, save_interval_s=options.save_interval
+        )
+        why = server.run(stop, sys.stdin.fileno() if options.watch_stdin else None)
+    counts = server.counts
+    logger.info("ending: %s; received %d, rejected %d", why, counts.received, counts.rejected)
+
+
+def _remove_private_directory(address: str) -> None:
+    # The socket itself went when it was closed; a supervisor that was killed cannot remove the directory.
+    directory = Path(address.removeprefix("ipc://")).parent
+    if address.startswith("ipc://") and directory.name.startswith(PRIVATE_PREFIX):
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

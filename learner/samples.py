@@ -1,0 +1,99 @@
+"""Timed forwards out of iteration records."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.records import Iteration, StreamRecord
+
+IntArray = npt.NDArray[np.int64]
+
+MAX_REQUESTS = 1 << 16
+MAX_TOKENS = 1 << 24
+MAX_STEPS = 1 << 12
+MAX_STEP_S = 600.0
+
+
+class Forward(NamedTuple):
+    """One batch as the latency model takes it."""
+
+    q: IntArray  # [n] new tokens per request
+    c: IntArray  # [n] cached tokens per request
+    logits_rows: int
+    tpcs: int
+
+
+class Sample(NamedTuple):
+    """One timed forward: step ``step`` of stream ``stream`` of its iteration."""
+
+    q: IntArray
+    c: IntArray
+    logits_rows: int
+    tpcs: int
+    beside: Forward | None  # what ran on the other stream for most of this step
+    measured_s: float
+    stream: int
+    step: int
+
+
+def samples_of(iteration: Iteration) -> list[Sample]:
+    """Every timed step of an iteration, stream by stream.
+
+    Step j of a look-ahead decode has c + j cached tokens. In a concurrent iteration a step's ``beside`` is the other
+    stream's batch if that ran during at least half of the step. Timings are passed on as recorded, sound or not.
+    Raises ValueError for a stream whose columns contradict each other or hold absurd counts.
+    """
+    forwards = [_forward_of(stream) for stream in iteration.streams]
+    samples: list[Sample] = []
+    for index, (stream, forward) in enumerate(zip(iteration.streams, forwards, strict=True)):
+        if forward is None:
+            continue
+        other = _other(iteration, forwards, index)
+        for step, (start, end) in enumerate(zip(stream.step_start_s, stream.step_end_s, strict=True)):
+            beside = None
+            if other is not None and 2.0 * _overlap_s(iteration.streams[other], start, end) >= end - start:
+                beside = forwards[other]
+            c = forward.c + step if step else forward.c
+            samples.append(Sample(forward.q, c, forward.logits_rows, forward.tpcs, beside, end - start, index, step))
+    return samples
+
+
+def _forward_of(stream: StreamRecord) -> Forward | None:
+    """The batch of a stream, None if it ran nothing."""
+    q, c = stream.q, stream.c
+    steps = len(stream.step_end_s)
+    if len(q) != len(c) or steps != len(stream.step_start_s):
+        raise ValueError("a stream's q and c, or its step starts and ends, differ in length")
+    if len(q) > MAX_REQUESTS or steps > MAX_STEPS:
+        raise ValueError(f"a stream has {len(q)} requests and {steps} steps")
+    if not q or not steps:
+        return None
+    if min(q) < 0 or min(c) < 0 or max(q) > MAX_TOKENS or max(c) > MAX_TOKENS:
+        raise ValueError("a stream's q or c is negative or absurdly large")
+    if not any(q):
+        return None
+    if steps > 1 and not all(new <= 1 and (cached > 0 or not new) for new, cached in zip(q, c, strict=True)):
+        raise ValueError("only a decode batch can have several steps")
+    if not 0 <= stream.logits_rows <= len(q) or stream.tpcs < 1:
+        raise ValueError(f"a stream has {stream.logits_rows} logits rows for {len(q)} requests on {stream.tpcs} TPCs")
+    return Forward(np.array(q, dtype=np.int64), np.array(c, dtype=np.int64), stream.logits_rows, stream.tpcs)
+
+
+def _other(iteration: Iteration, forwards: list[Forward | None], index: int) -> int | None:
+    """Index of the one other stream that ran at the same time."""
+    if not iteration.concurrent:
+        return None
+    others = [i for i, forward in enumerate(forwards) if i != index and forward is not None]
+    return others[0] if len(others) == 1 else None
+
+
+def _overlap_s(stream: StreamRecord, start: float, end: float) -> float:
+    """For how many seconds of [start, end] the stream had a step running."""
+    if not (math.isfinite(start) and math.isfinite(end)):
+        return 0.0
+    steps = zip(stream.step_start_s, stream.step_end_s, strict=True)
+    return sum(max(0.0, min(end, other_end) - max(start, other_start)) for other_start, other_end in steps)

@@ -1,0 +1,112 @@
+"""What the learner publishes: the numbers of a latency model, versioned and checked."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from learner.columns import LOG_FEATURES, PHASES, ROOFLINE_COLUMNS, TERM_COLUMNS, TERMS
+from learner.contention import CONTENTION_TERMS
+
+SCHEMA = 1
+GROUPS = 2 * len(PHASES)  # each phase alone, then each phase beside another stream
+KNOTS = 32  # of each log2 feature: 0, 1, …, 31
+# A snapshot outside these is a mistake or a lie; no real device is this far from its roofline.
+MIN_RATIO, MAX_RATIO = 1e-2, 1e3
+MAX_MARGIN = 4.0
+MAX_CORRECTION = 0.7
+MAX_COEFFICIENT = 1e6
+MAX_BYTES = 1 << 16
+
+# Before anything is learnt the bound is this much above the roofline: recorded H200 forwards lie 0.9–1.34 × it.
+COLD_MARGIN = 1.4
+# Decode was measured 20–30 % slower beside prefill on disjoint TPCs, prefill 15–20 %; both suffer more where they share
+# TPCs. In the order of CONTENTION_COLUMNS.
+COLD_CONTENTION = (0.0, 0.15, 0.15, 0.1, 0.2, 0.2)
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Coefficients of a latency model.
+
+    ``coefficients`` [TERMS] and ``contention`` [CONTENTION_TERMS] weigh the physical terms, none negative.
+    ``correction`` is [LOG_FEATURES · KNOTS], row by row: log factors at log2(1 + x) = 0, 1, …, scaled per group by
+    ``correction_weight``. ``offset``, ``margin``, ``min_ratio``, ``max_ratio`` are per group (phases alone, then
+    beside another stream): log shift of the mean, upper / mean, and the bounds of mean / roofline.
+    ``coverage`` is the share of times that the margin is meant to cover. ``version`` 0 is the bare roofline.
+    """
+
+    schema: int = SCHEMA
+    version: int
+    key: str = ""
+    learner_id: str = ""
+    samples: int = 0
+    created_unix_s: float = 0.0
+    coverage: float = 0.99
+    coefficients: list[float]
+    contention: list[float]
+    correction: list[float]
+    correction_weight: list[float]
+    offset: list[float]
+    margin: list[float]
+    min_ratio: list[float]
+    max_ratio: list[float]
+
+    @classmethod
+    def roofline(cls) -> Snapshot:
+        """Version 0: the article's roofline as it is, with a default margin and default contention."""
+        return cls(
+            version=0,
+            coefficients=[float(name in ROOFLINE_COLUMNS) for name in TERM_COLUMNS],
+            contention=list(COLD_CONTENTION),
+            correction=[0.0] * (LOG_FEATURES * KNOTS),
+            correction_weight=[0.0] * GROUPS,
+            offset=[0.0] * GROUPS,
+            margin=[COLD_MARGIN] * GROUPS,
+            min_ratio=[MIN_RATIO] * GROUPS,
+            max_ratio=[MAX_RATIO] * GROUPS,
+        )
+
+    def validate(self) -> None:
+        """Raises ValueError if any number is missing, not finite or absurd."""
+        if self.schema != SCHEMA:
+            raise ValueError(f"snapshot has schema {self.schema}, this program reads {SCHEMA}")
+        if self.version < 0 or self.samples < 0:
+            raise ValueError(f"snapshot version {self.version} and samples {self.samples} must not be negative")
+        if not math.isfinite(self.created_unix_s):
+            raise ValueError("snapshot's creation time is not finite")
+        if not 0.5 <= self.coverage < 1.0:
+            raise ValueError(f"snapshot's coverage {self.coverage} is not in [0.5, 1)")
+        _check("coefficients", self.coefficients, TERMS, 0.0, MAX_COEFFICIENT)
+        _check("contention", self.contention, CONTENTION_TERMS, 0.0, MAX_COEFFICIENT)
+        _check("correction", self.correction, LOG_FEATURES * KNOTS, -MAX_CORRECTION, MAX_CORRECTION)
+        _check("correction_weight", self.correction_weight, GROUPS, 0.0, 1.0)
+        _check("offset", self.offset, GROUPS, -math.log(MAX_RATIO), math.log(MAX_RATIO))
+        _check("margin", self.margin, GROUPS, 1.0, MAX_MARGIN)
+        _check("min_ratio", self.min_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
+        _check("max_ratio", self.max_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
+        if any(low > high for low, high in zip(self.min_ratio, self.max_ratio, strict=True)):
+            raise ValueError("snapshot's min_ratio exceeds its max_ratio")
+
+    def encode(self) -> bytes:
+        """As msgpack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Snapshot:
+        """Decode and validate. Raises ValueError for anything but a sound snapshot."""
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"snapshot of {len(data)} bytes is larger than {MAX_BYTES}")
+        try:
+            snapshot = msgspec.msgpack.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"not a snapshot: {error}") from error
+        snapshot.validate()
+        return snapshot
+
+
+def _check(field: str, values: list[float], length: int, low: float, high: float) -> None:
+    if len(values) != length:
+        raise ValueError(f"snapshot's {field} has {len(values)} numbers, not {length}")
+    if not all(low <= value <= high for value in values):  # NaN fails both comparisons
+        raise ValueError(f"snapshot's {field} has a number outside [{low:g}, {high:g}]")

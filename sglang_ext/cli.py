@@ -1,0 +1,43 @@
+"""The ``conflux`` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sglang_ext.config import add_arguments
+
+_EPILOG = "Serve with:  python -m sglang.launch_server --model-path MODEL --backend conflux [options below]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="conflux",
+        description="A backend for SGLang that shares a GPU between prefill and decode by a learnt latency model.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "command",
+        nargs="?",
+        choices=("learner", "replay"),
+        help="learner: run a learner of its own, for --conflux-learner ADDRESS; "
+        "replay: accuracy of the latency model on a file written with --conflux-record",
+    )
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see `conflux COMMAND --help`")
+    add_arguments(parser)
+    if not arguments or arguments[0].startswith("-"):
+        parser.parse_args(arguments or ["--help"])
+        parser.error("say what to do: conflux learner … or conflux replay …")
+    command, rest = arguments[0], arguments[1:]
+    if command == "learner":
+        from learner.process import main as run
+
+        return run(rest)
+    if command == "replay":
+        from learner.cli import replay
+
+        return replay(rest)
+    parser.error(f"there is no command {command!r}: choose learner or replay")
+    return 2

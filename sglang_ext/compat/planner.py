@@ -1,0 +1,103 @@
+"""What the policy needs to know of SGLang 0.5.17's scheduler, and the order of its queue."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sglang.srt.managers.schedule_policy import match_prefix_for_req
+
+from sglang_ext.compat import batch as batches
+from sglang_ext.compat import kv
+from sglang_ext.compat.ranks import agree
+from sglang_ext.policy.queue import order_queue
+from sglang_ext.policy.types import Situation
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
+    from sglang_ext.compat.scheduler import ConfluxScheduler
+
+# Prefix matches are estimates for the queue's order and the prediction; admission matches anew.
+_MATCH_HEAD = 32
+_MATCH_AGE_S = 0.25
+_WAITING_SEEN = 64
+
+
+class Planner:
+    """Reads the state of ``scheduler``; changes nothing but the order of its waiting queue."""
+
+    def __init__(self, scheduler: ConfluxScheduler) -> None:
+        self._scheduler = scheduler
+        self._orders_queue = scheduler.server_args.schedule_policy == "fcfs"
+        # What the user or SGLang set; the scheduler's own field holds one iteration's decision.
+        self._chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
+
+    def order_waiting(self) -> None:
+        """Put the queue in order, unless the user chose another --schedule-policy."""
+        scheduler = self._scheduler
+        now_s = time.perf_counter()
+        for req in scheduler.waiting_queue[:_MATCH_HEAD]:
+            progress = req.conflux
+            if now_s - progress.matched_s > _MATCH_AGE_S:
+                match_prefix_for_req(scheduler.tree_cache, req, include_req=True)
+                progress.cached, progress.matched_s = req.num_matched_prefix_tokens, now_s
+        waiting = scheduler.waiting_queue
+        if not self._orders_queue or len(waiting) < 2:
+            return
+        progress = [req.conflux for req in waiting]
+        cached = np.array([p.cached for p in progress], dtype=np.int64)
+        order = agree(
+            scheduler,
+            lambda: order_queue(
+                now_s=now_s,
+                arrival_s=np.array([p.arrival_s for p in progress]),
+                ttft_slo_s=np.array([p.ttft_slo_s for p in progress]),
+                uncached_tokens=np.array([_tokens(req) for req in waiting], dtype=np.int64) - cached,
+                cached_tokens=cached,
+                model=scheduler.controller.model,
+            ).tolist(),
+        )
+        scheduler.waiting_queue = [waiting[index] for index in order]
+
+    def situation(self, running: ScheduleBatch) -> Situation:
+        """The next iteration, as the policy sees it."""
+        scheduler = self._scheduler
+        new, cached = [], []
+        if scheduler.chunked_req is not None:
+            done = len(scheduler.chunked_req.prefix_indices)
+            new.append(_tokens(scheduler.chunked_req) - done)
+            cached.append(done)
+        for req in scheduler.waiting_queue[:_WAITING_SEEN]:
+            new.append(max(_tokens(req) - req.conflux.cached, 1))
+            cached.append(req.conflux.cached)
+        decodes = 0 if running.is_empty() else running.batch_size()
+        page = scheduler.page_size
+        budget = min(self._chunk - decodes, scheduler.max_prefill_tokens) // page * page
+        controller = scheduler.controller
+        return Situation(
+            decode_context=running.seq_lens_cpu.numpy() if decodes else np.empty(0, dtype=np.int64),
+            prefill_new=np.array(new, dtype=np.int64),
+            prefill_cached=np.array(cached, dtype=np.int64),
+            tbt_slo_s=min((req.conflux.tbt_slo_s for req in running.reqs), default=controller.config.tbt_slo_s),
+            prefill_budget=max(budget, page),
+            max_look_ahead=self.most_steps(running) if decodes else 0,
+            page_size=page,
+            host_overhead_s=controller.host_overhead_s,
+            waited_s=scheduler.waited_s,
+        )
+
+    def most_steps(self, running: ScheduleBatch) -> int:
+        """How many steps this batch could decode ahead: by its own end, its context and the KV pool."""
+        scheduler, lengths = self._scheduler, running.seq_lens_cpu
+        most = min(
+            scheduler.controller.config.max_look_ahead,
+            batches.remaining_tokens(running.reqs),
+            scheduler.model_config.context_len - int(lengths.max()),
+        )
+        return kv.most_look_ahead(lengths, kv.room(scheduler), scheduler.page_size, max(most, 0))
+
+
+def _tokens(req: Req) -> int:
+    return len(req.origin_input_ids) + len(req.output_ids)

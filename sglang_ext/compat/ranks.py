@@ -1,0 +1,23 @@
+"""One decision for all tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from sglang.srt.utils import broadcast_pyobj
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.scheduler import Scheduler
+
+T = TypeVar("T")
+
+
+def agree(scheduler: Scheduler, decide: Callable[[], T]) -> T:
+    """What rank 0 decides. Ranks would diverge on their clocks and learnt models, and then deadlock."""
+    ranks = scheduler.ps
+    if ranks.tp_size == 1:
+        return decide()
+    mine = [decide()] if ranks.tp_rank == 0 else []
+    group = scheduler.tp_group
+    return broadcast_pyobj(mine, group.rank, scheduler.tp_cpu_group, src=group.ranks[0])[0]

@@ -1,0 +1,289 @@
+"""conflux's scheduler: SGLang 0.5.17's with three steps of its loop overridden.
+
+- *decide*: ``get_new_batch_prefill`` orders the queue, asks the controller, and lets stock build the prefill batch of
+  the size that was decided; it then mixes the running batch in, or tags the prefill batch with its window.
+- *drain*: ``is_disable_overlap_for_batch`` has stock process the previous iteration's result before a window.
+- *execute*: ``run_batch`` runs the window's halves, or stock's forward, and times them.
+
+The event loop and the result processor are stock's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.scheduler import NextBatchPlan, Scheduler
+from sglang.srt.utils.common import DynamicGradMode
+
+from sglang_ext.compat import batch as batches
+from sglang_ext.compat import kv, setup
+from sglang_ext.compat.planner import Planner
+from sglang_ext.compat.ranks import agree
+from sglang_ext.controller import Half, Running
+from sglang_ext.cpu.grammar import serve_grammars_on_cpu
+from sglang_ext.launch import make_launcher
+from sglang_ext.policy.types import Decision, Situation
+from sglang_ext.slo import Progress
+from sglang_ext.timing import Span
+from sglang_ext.window import Window, WindowStats
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class Plan:
+    """What was decided for a prefill batch that waits to be run; ``running`` is set for a window."""
+
+    decision: Decision
+    situation: Situation
+    mode: str
+    reason: str
+    running: ScheduleBatch | None = None
+
+
+class ConfluxScheduler(Scheduler):
+    """Takes SGLang's place in a scheduler process; for a server with another backend it is SGLang's own."""
+
+    def __new__(cls, server_args: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(server_args, "_conflux", None) is None:
+            return cls.__mro__[1](server_args, *args, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
+        if server_args.device == "cpu":
+            serve_grammars_on_cpu()
+        super().__init__(server_args, *args, **kwargs)
+        self.launcher = make_launcher(self.device, DynamicGradMode)
+        self.controller = setup.make_controller(self)
+        self._planner = Planner(self)
+        self._spans: list[Span] = []
+        self._plan: Plan | None = None
+        self._decode_owed = False
+        self.waited_s = 0.0
+        self.windows = WindowStats()
+        self._time_forwards()
+        if not self.batch_result_processor.enable_overlap:
+            # Without it a request that finished in a window would be processed again at the window's next step.
+            self.batch_result_processor = dataclasses.replace(self.batch_result_processor, enable_overlap=True)
+
+    def _time_forwards(self) -> None:
+        original, clock = self.model_worker.forward_batch_generation, self.controller.clock
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            span = clock.start()
+            self._spans.append(span)
+            result = original(*args, **kwargs)
+            clock.stop(span)
+            return result
+
+        self.model_worker.forward_batch_generation = forward
+
+    # ---- requests come in
+
+    def _add_request_to_queue(self, req: Req, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(req, "conflux"):
+            config = self.controller.config
+            req.conflux = Progress.of(
+                req.sampling_params.custom_params,
+                now_s=time.perf_counter(),
+                ttft_slo_s=config.ttft_slo_s,
+                tbt_slo_s=config.tbt_slo_s,
+            )
+        return super()._add_request_to_queue(req, *args, **kwargs)
+
+    # ---- decide
+
+    def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
+        self._plan = None
+        self._take_ready_grammars()
+        if self.chunked_req is None and (not self.waiting_queue or running_batch.batch_is_full):
+            return super().get_new_batch_prefill(running_batch)
+        if self._decode_owed and not running_batch.is_empty() and self._can_decode(running_batch):
+            self._decode_owed = False
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        self._planner.order_waiting()
+        situation = self._planner.situation(running_batch)
+        decision = agree(self, lambda: self.controller.decide(situation))
+        if decision.prefill_tokens == 0:
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        size = self.chunked_prefill_size
+        self.chunked_prefill_size = max(decision.prefill_tokens, self.page_size)
+        try:
+            plan = super().get_new_batch_prefill(running_batch)
+        finally:
+            self.chunked_prefill_size = size
+        if plan.batch_to_run is None:
+            return plan
+        self._plan = Plan(decision, situation, decision.mode, decision.reason)
+        if plan.running_batch.is_empty():
+            return plan
+        if decision.mode in ("spatial", "reserved"):
+            obstacle = batches.window_obstacle(plan.running_batch) or self._profiling()
+            if obstacle is None:
+                self._plan.running = plan.running_batch
+                return plan
+            self._fall_back(obstacle)
+            if decision.reason == "forced":
+                # Mixing a prefill that was sized for a window would break the target that it was sized for.
+                self._decode_owed = True
+                return plan
+        return self._mix(plan)
+
+    def _mix(self, plan: NextBatchPlan) -> NextBatchPlan:
+        new, running = plan.batch_to_run, plan.running_batch
+        obstacle = batches.mix_obstacle(new, running)
+        if obstacle is None:
+            batches.shrink(running)
+            if running.is_empty():
+                return plan
+            if kv.make_room(self, running.new_tokens_required_next_decode()):
+                return NextBatchPlan(batch_to_run=new, running_batch=batches.mix(new, running))
+            obstacle = "mix_memory"
+        # Stock's own path: this prefill alone; the decodes come next.
+        self._fall_back(obstacle)
+        self._decode_owed = True
+        return plan
+
+    def _fall_back(self, reason: str) -> None:
+        self.controller.fell_back(reason)
+        if self._plan is not None:
+            self._plan.mode, self._plan.reason = "temporal", f"fallback:{reason}"
+
+    def _take_ready_grammars(self) -> None:
+        """Stock does this while it builds a batch, which would be too late for the decision."""
+        if self.grammar_manager.has_waiting_grammars():
+            for req in self.grammar_manager.get_ready_grammar_requests():
+                self._add_request_to_queue(req)
+
+    def _profiling(self) -> str | None:
+        # The profiler belongs to the thread that started it, and a window's steps may run on another.
+        return "profiler" if self.profiler_manager.profile_in_progress else None
+
+    def _can_decode(self, running: ScheduleBatch) -> bool:
+        return kv.room(self) >= running.new_tokens_required_next_decode()
+
+    # ---- drain
+
+    def is_disable_overlap_for_batch(self, batch: Any, last_batch: Any) -> bool:
+        if batch is not None and self._plan is not None and self._plan.running is not None and self.result_queue:
+            return True
+        return super().is_disable_overlap_for_batch(batch, last_batch)
+
+    # ---- execute
+
+    def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+        plan, self._plan = self._plan, None
+        if plan is not None and plan.running is not None:
+            steps = self._open_window(plan)
+            if steps:
+                return self._run_window(batch, plan, steps)
+            self._decode_owed = not plan.running.is_empty()
+        iteration = self._begin(plan, batch)
+        phase, q, c, rows = batches.work_of(batch)
+        self._spans = []
+        result = super().run_batch(batch, *args, **kwargs)
+        iteration.learnable = result.delay_sample_func is None
+        iteration.halves.append(Half(phase, self.controller.model.total_tpcs, q, c, rows, self._spans))
+        self.controller.launched(iteration)
+        self.waited_s = 0.0
+        return result
+
+    def run_stock(self, batch: ScheduleBatch) -> tuple[Any, ScheduleBatch]:
+        """Stock's forward of one step, and what its result will be processed with."""
+        result = super().run_batch(batch)
+        return result, batch.copy()
+
+    def _open_window(self, plan: Plan) -> int:
+        """Steps that fit now that the prefill has its slots: 0 sends the prefill alone, counted."""
+        running = plan.running
+        batches.shrink(running)
+        if running.is_empty():
+            return 0
+        wanted = plan.decision.look_ahead_steps
+        steps = min(wanted, self._planner.most_steps(running))
+        if steps and not kv.make_room(self, kv.look_ahead_slots(running.seq_lens_cpu, steps, self.page_size)):
+            steps = 0
+        if steps < wanted:
+            self.controller.fell_back("window_shrunk" if steps else "window_memory")
+            if not steps:
+                plan.mode, plan.reason = "temporal", "fallback:window_memory"
+        return steps
+
+    def _run_window(self, batch: ScheduleBatch, plan: Plan, steps: int) -> Any:
+        running, decision = plan.running, plan.decision
+        iteration = self._begin(plan, running)
+        decode = Half("decode", decision.decode_tpcs, [1] * len(running.reqs), running.seq_lens_cpu.tolist(),
+                      len(running.reqs), [])  # fmt: skip
+        phase, q, c, rows = batches.work_of(batch)
+        prefill = Half(phase, decision.prefill_tpcs, q, c, rows, [])
+        self._spans = []
+        window = Window(self, running, steps)
+        window.launch_all()
+        # A decode graph leaves its read-done event behind; the prefill must be fenced as a whole.
+        launched = self.launcher.launch(lambda: self._run_prefill(batch))
+        window.accept_all()
+        result = launched.result()
+        window.close()
+        self.windows.add(window)
+        batches.shrink(running)
+        decode.spans, prefill.spans = self._spans[:steps], self._spans[steps:]
+        iteration.halves += [decode, prefill]
+        left_s = prefill.spans[-1].end_s - decode.spans[-1].end_s if iteration.known else decision.left_s
+        self.waited_s = max(left_s, 0.0)
+        self.controller.launched(iteration)
+        return result
+
+    def _run_prefill(self, batch: ScheduleBatch) -> Any:
+        self.model_worker.war_fastpath_runner.war_fastpath_read_done_event = None
+        return super().run_batch(batch)
+
+    def _begin(self, plan: Plan | None, batch: ScheduleBatch) -> Running:
+        config = self.controller.config
+        if plan is None:
+            slo_s = min((req.conflux.tbt_slo_s for req in batch.reqs), default=config.tbt_slo_s)
+            decodes = len(batch.reqs) if batch.forward_mode.is_decode() else 0
+        else:
+            slo_s, decodes = plan.situation.tbt_slo_s, len(plan.situation.decode_context)
+        return self.controller.begin(
+            plan.decision if plan else None,
+            plan.mode if plan else "temporal",
+            plan.reason if plan else "idle",
+            tbt_slo_s=slo_s,
+            running=decodes,
+            waiting=len(self.waiting_queue),
+        )
+
+    # ---- results go out
+
+    def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
+        super().process_batch_result(batch, result)
+        now_s, attainment = time.perf_counter(), self.controller.attainment
+        for req in batch.reqs:
+            attainment.note(req.conflux, len(req.output_ids), now_s)
+
+    def on_idle(self) -> None:
+        super().on_idle()
+        self.controller.idle()
+
+    # ---- what others see
+
+    def get_init_info(self) -> dict[str, Any]:
+        return super().get_init_info() | {"conflux": {"mode": self.controller.config.mode}}
+
+    def get_internal_state(self, recv_req: Any) -> Any:
+        output = super().get_internal_state(recv_req)
+        output.internal_state["conflux"] = self.controller.state() | {
+            "windows": self.windows.to_dict(),
+            "pool": kv.pool_state(self),
+        }
+        return output
+
+    def release_host_resources(self) -> None:
+        self.controller.close()
+        super().release_host_resources()

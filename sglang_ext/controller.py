@@ -1,0 +1,325 @@
+"""The loop's brain, free of SGLang: decide with what was learnt, time what ran, hand the timing to the learner.
+
+One controller lives in each scheduler process. It is told what the scheduler sees (a :class:`Situation`), says what
+to run (a :class:`Decision`), gets the spans of the forwards that ran, and turns them into one
+:class:`learner.records.Iteration` for the learner, the record file and the metrics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import random
+import time
+from collections import Counter, deque
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from learner.client import LearnerClient
+from learner.latency import LatencyModel
+from learner.record_file import RecordWriter
+from learner.records import Header, Iteration, StreamRecord
+from sglang_ext.config import RANDOM, Config
+from sglang_ext.metrics import Metrics
+from sglang_ext.policy.decide import decide
+from sglang_ext.policy.explore import Explorer
+from sglang_ext.policy.types import MODES, Decision, Settings, Situation
+from sglang_ext.slo import Attainment
+from sglang_ext.timing import Clock, Span
+
+logger = logging.getLogger(__name__)
+
+_OVERHEAD_WEIGHT = 0.1
+_MAX_OPEN = 64
+
+
+@dataclasses.dataclass(slots=True)
+class Half:
+    """What one stream runs: ``spans`` has one entry per decode step, one for a prefill or a mixed batch."""
+
+    phase: str
+    tpcs: int
+    q: list[int]
+    c: list[int]
+    logits_rows: int
+    spans: list[Span]
+
+
+@dataclasses.dataclass(slots=True)
+class Running:
+    """An iteration that was launched and whose times may not be known yet."""
+
+    time_s: float
+    model: LatencyModel
+    decision: Decision | None
+    mode: str
+    reason: str
+    tbt_slo_s: float
+    running: int
+    waiting: int
+    concurrent: bool = False
+    learnable: bool = True
+    after_idle: bool = False
+    halves: list[Half] = dataclasses.field(default_factory=list)
+
+    @property
+    def known(self) -> bool:
+        return all(span.known for half in self.halves for span in half.spans)
+
+
+class Controller:
+    """``model`` predicts; ``client`` and ``writer`` may be None (learning or recording is off)."""
+
+    def __init__(
+        self,
+        config: Config,
+        header: Header,
+        model: LatencyModel,
+        settings: Settings,
+        clock: Clock,
+        *,
+        client: LearnerClient | None = None,
+        writer: RecordWriter | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.config = config
+        self.header = header
+        self.settings = settings
+        self.clock = clock
+        self.attainment = Attainment()
+        self.host_overhead_s = 0.0
+        self.decisions: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self._model = model
+        self._client = client
+        self._writer = writer
+        self._metrics = metrics
+        self._explorer = Explorer(seed=0) if settings.explore and settings.mode == "auto" else None
+        self._random = random.Random(0) if config.mode == RANDOM else None
+        self._open: deque[Running] = deque()
+        self._iterations = 0
+        self._last_end_s: float | None = None
+        self._idle = True
+        self._said: set[str] = set()
+        self._housekeeping_s = 0.0
+        self._errors: deque[float] = deque(maxlen=512)
+
+    # ---- before an iteration
+
+    @property
+    def model(self) -> LatencyModel:
+        return self._model
+
+    def poll(self) -> None:
+        """Take in what has arrived since the last iteration: a snapshot, times of forwards. Never waits."""
+        if self._client is not None:
+            snapshot = self._client.poll()
+            if snapshot is not None:
+                self._model = self._model.with_snapshot(snapshot)
+        self.clock.poll()
+        while self._open and self._open[0].known:
+            self._finish(self._open.popleft())
+        now_s = time.perf_counter()
+        if now_s - self._housekeeping_s > 0.5:
+            self._housekeeping_s = now_s
+            self._publish()
+
+    def decide(self, situation: Situation) -> Decision:
+        begin_s = time.perf_counter()
+        settings = self.settings
+        if self._random is not None:
+            settings = dataclasses.replace(settings, mode=self._random.choice(MODES))
+        try:
+            decision = decide(situation, settings, self._model, self._explorer)
+        except Exception:
+            # Whatever a snapshot holds must not end serving; if the roofline fails too, the fault is elsewhere.
+            logger.exception("conflux: no decision with model version %d; using the roofline", self._model.version)
+            self.fell_back("decision_error")
+            self._model = self._model.with_snapshot(None)
+            decision = decide(situation, settings, self._model, None)
+        if self._metrics is not None:
+            self._metrics.deciding_took(time.perf_counter() - begin_s)
+        return decision
+
+    def idle(self) -> None:
+        """The scheduler has nothing to run; the time until the next iteration is nobody's overhead."""
+        self._idle = True
+        self.poll()
+
+    def fell_back(self, reason: str) -> None:
+        """Count that something could not run as decided; say each reason once in the log."""
+        self.fallbacks[reason] += 1
+        if self._metrics is not None:
+            self._metrics.fell_back(reason)
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning("conflux: falling back (%s); counted as conflux:fallbacks_total{reason=%r}", reason, reason)
+
+    # ---- around an iteration
+
+    def begin(
+        self, decision: Decision | None, mode: str, reason: str, *, tbt_slo_s: float, running: int, waiting: int
+    ) -> Running:
+        iteration = Running(
+            time_s=time.perf_counter(),
+            model=self._model,
+            decision=decision,
+            mode=mode,
+            reason=reason,
+            tbt_slo_s=tbt_slo_s,
+            running=running,
+            waiting=waiting,
+            after_idle=self._idle,
+        )
+        self._idle = False
+        return iteration
+
+    def launched(self, iteration: Running) -> None:
+        """Every forward of this iteration has been launched; it is finished once their times are known."""
+        self.decisions[iteration.mode] += 1
+        if self._metrics is not None:
+            self._metrics.decided(iteration.mode, iteration.reason)
+        if len(self._open) < _MAX_OPEN:
+            self._open.append(iteration)
+        self.poll()
+
+    def _finish(self, iteration: Running) -> None:
+        self._iterations += 1
+        first_s = min(span.start_s for half in iteration.halves for span in half.spans)
+        last_s = max(span.end_s for half in iteration.halves for span in half.spans)
+        overhead_s = 0.0
+        if not iteration.after_idle and self._last_end_s is not None:
+            overhead_s = max(first_s - self._last_end_s, 0.0)
+            self.host_overhead_s += _OVERHEAD_WEIGHT * (overhead_s - self.host_overhead_s)
+        self._last_end_s = last_s
+        streams = _streams(iteration)
+        # Times in a record count from the first launch; those of the host's own work are in its overhead.
+        record = Iteration(
+            iteration=self._iterations,
+            time_s=iteration.time_s,
+            mode=iteration.mode,
+            reason=iteration.reason,
+            tbt_slo_s=iteration.tbt_slo_s,
+            model_version=iteration.model.version,
+            running=iteration.running,
+            waiting=iteration.waiting,
+            concurrent=iteration.concurrent,
+            host_overhead_s=overhead_s,
+            candidates=None,
+            decision=iteration.decision.index if iteration.decision is not None else -1,
+            streams=streams,
+        )
+        if self._client is not None and iteration.learnable:
+            self._client.send(record)
+        if self._writer is not None:
+            self._write(record, iteration.decision)
+        for stream in streams:
+            for start, end, predicted in zip(stream.step_start_s, stream.step_end_s, stream.predicted_s, strict=True):
+                measured_s = end - start
+                if measured_s > 0:
+                    self._errors.append(abs(predicted - measured_s) / measured_s)
+                    if self._metrics is not None:
+                        self._metrics.forward(stream.phase, predicted, measured_s)
+
+    def _write(self, record: Iteration, decision: Decision | None) -> None:
+        candidates = decision.candidates.to_record() if decision is not None else None
+        self._writer.write(msgspec.structs.replace(record, candidates=candidates))
+        if self._writer.failed:
+            self._writer = None
+            self.fell_back("record")
+
+    # ---- what others see
+
+    def _publish(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+        if self._metrics is None:
+            return
+        self._metrics.attained(self.attainment)
+        if self._client is not None:
+            stats = self._client.stats
+            self._metrics.learner(
+                version=self._model.version,
+                age_s=math.inf if stats.last_heartbeat_age_s is None else stats.last_heartbeat_age_s,
+                restarts=stats.restarts,
+                dropped=stats.dropped,
+                rejected=stats.rejected,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Live state for ``/server_info``: plain values only."""
+        attained, errors = self.attainment, sorted(self._errors)
+        state: dict[str, Any] = {
+            "mode": self.config.mode,
+            "tbt_slo_ms": self.config.tbt_slo_s * 1e3,
+            "ttft_slo_ms": self.config.ttft_slo_s * 1e3,
+            "device": self.header.device.name,
+            "concurrent": self.settings.concurrent,
+            "iterations": self._iterations,
+            "decisions": dict(self.decisions),
+            "fallbacks": dict(self.fallbacks),
+            "host_overhead_ms": self.host_overhead_s * 1e3,
+            "model_version": self._model.version,
+            "recent_mape": sum(errors) / len(errors) if errors else None,
+            "ttft_slo_met": attained.ttft_met,
+            "ttft_slo_missed": attained.ttft_missed,
+            "tbt_slo_met": attained.tbt_met,
+            "tbt_slo_missed": attained.tbt_missed,
+            "learner": None,
+        }
+        if self._client is not None:
+            stats = self._client.stats
+            state["learner"] = {
+                "sent": stats.sent,
+                "dropped": stats.dropped,
+                "rejected_snapshots": stats.rejected,
+                "restarts": stats.restarts,
+                "heartbeat_age_s": stats.last_heartbeat_age_s,
+                "samples": stats.learner_samples,
+            }
+        return state
+
+    def close(self) -> None:
+        self.poll()
+        if self._writer is not None:
+            self._writer.close()
+        if self._client is not None:
+            self._client.close()
+
+
+def _streams(iteration: Running) -> list[StreamRecord]:
+    """What each stream ran and took, beside predictions for that very work by the model that it was decided with."""
+    model, halves = iteration.model, iteration.halves
+    steps = max(len(half.spans) for half in halves)
+    terms = [model.terms(*_rows(half, steps), half.logits_rows, half.tpcs) for half in halves]
+    streams = []
+    for index, half in enumerate(halves):
+        beside = terms[1 - index] if iteration.concurrent and len(halves) == 2 else None
+        prediction = model.predict(terms[index], beside)
+        own = slice(len(half.spans))
+        streams.append(
+            StreamRecord(
+                phase=half.phase,
+                tpcs=half.tpcs,
+                q=half.q,
+                c=half.c,
+                logits_rows=half.logits_rows,
+                step_start_s=[span.start_s - iteration.time_s for span in half.spans],
+                step_end_s=[span.end_s - iteration.time_s for span in half.spans],
+                predicted_s=prediction.mean_s[own].tolist(),
+                upper_s=prediction.upper_s[own].tolist(),
+                roofline_s=prediction.roofline_s[own].tolist(),
+            )
+        )
+    return streams
+
+
+def _rows(half: Half, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """(q, c) as int [steps, n]: a decode's context grows by one with each step, a prefill's stays."""
+    q = np.asarray(half.q, dtype=np.int64)
+    c = np.asarray(half.c, dtype=np.int64)
+    grown = np.arange(steps, dtype=np.int64)[:, None] if half.phase == "decode" else np.zeros((steps, 1), np.int64)
+    return np.broadcast_to(q, (steps, len(q))), c + grown

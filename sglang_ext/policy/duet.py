@@ -1,0 +1,60 @@
+"""DuetServe's partition optimiser, as published (arXiv 2511.04791, §4.2 and its Algorithm 1).
+
+    maximise over S_d, k   (k·T_decode + T_prefill) / max(k·t_d(S_d), t_p(S − S_d))   subject to   t_d(S_d) ≤ τ
+
+with k ∈ {⌊t_p/t_d⌋, ⌊t_p/t_d⌋ + 1}. It is kept as it is, to compare with: the constraint bounds the time of one decode
+step only, by its mean and without the host's share. It says nothing of the time between a window's last step and the
+next iteration's first, which is max(k·t_d, t_p) − k·t_d longer and breaks τ when k is bounded. The other plans of this
+package are held to the largest gap instead (:mod:`sglang_ext.policy.gaps`). S_d < S and k ≥ 1 are ours: the article's
+loop ends at S_d = S, where no prefill runs, and its first k may be 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sglang_ext.policy.types import BoolArray, FloatArray
+
+
+class DuetPlans(NamedTuple):
+    """Every plan that the algorithm visits [n, 2]: n numbers of decode TPCs, two values of k."""
+
+    steps: FloatArray
+    duration_s: FloatArray
+    tokens_per_s: FloatArray
+    allowed: BoolArray
+
+
+def steps_between(decode_s: FloatArray, prefill_s: FloatArray, most: int) -> FloatArray:
+    """k ∈ {⌊t_p/t_d⌋, ⌊t_p/t_d⌋ + 1}, within 1 and ``most``; [..., 2]."""
+    base = np.floor(prefill_s / decode_s)
+    steps: FloatArray = np.clip(np.stack([base, base + 1.0], axis=-1), 1.0, most)
+    return steps
+
+
+def duration_s(steps: FloatArray, decode_s: FloatArray, prefill_s: FloatArray, concurrent: bool) -> FloatArray:
+    """Time of k steps and one prefill: the longer of the two at once, or their sum one after the other."""
+    decoding_s = steps * decode_s
+    return np.maximum(decoding_s, prefill_s) if concurrent else decoding_s + prefill_s
+
+
+def duet(
+    decode_s: FloatArray,
+    prefill_s: FloatArray,
+    decode_tokens: int,
+    prefill_tokens: int,
+    tbt_slo_s: float,
+    most_steps: int,
+    concurrent: bool = True,
+) -> DuetPlans:
+    """The algorithm's lines 8 to 20 over t_d(S_d), t_p(S − S_d) [n], ascending in S_d.
+
+    ``most_steps`` ≥ 1 bounds k by the memory for look-ahead. The published result is the first plan of the highest
+    ``tokens_per_s`` among those ``allowed``; there may be none.
+    """
+    steps = steps_between(decode_s, prefill_s, most_steps)
+    time_s = duration_s(steps, decode_s[:, None], prefill_s[:, None], concurrent)
+    allowed = np.broadcast_to((decode_s <= tbt_slo_s)[:, None], steps.shape)
+    return DuetPlans(steps, time_s, (steps * decode_tokens + prefill_tokens) / time_s, allowed)

@@ -1,0 +1,173 @@
+"""What a decision is made from and what it says: value objects, arrays and numbers only.
+
+All counts of SMs are in TPCs, all times in seconds, all lengths in tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from learner.records import Candidates
+
+if TYPE_CHECKING:
+    from learner.latency import Prediction, Terms
+
+IntArray: TypeAlias = NDArray[np.int64]
+FloatArray: TypeAlias = NDArray[np.float64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+Mode: TypeAlias = Literal["temporal", "chunked", "spatial", "reserved"]
+MODES: tuple[Mode, ...] = ("temporal", "chunked", "spatial", "reserved")
+TEMPORAL, CHUNKED, SPATIAL, RESERVED = range(4)
+
+ForcedMode: TypeAlias = Literal["auto", "temporal", "chunked", "spatial", "reserved", "duet"]
+
+
+class Model(Protocol):
+    """What the policy asks of a latency model; :class:`learner.latency.LatencyModel` is one."""
+
+    @property
+    def total_tpcs(self) -> int: ...
+
+    def terms(
+        self,
+        q: ArrayLike,
+        c: ArrayLike,
+        logits_rows: ArrayLike,
+        tpcs: ArrayLike,
+    ) -> Terms: ...
+
+    def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything about one iteration that is not a setting.
+
+    ``decode_context`` [n_d]: tokens in the KV cache before this step, per running decode. ``prefill_new`` and
+    ``prefill_cached`` [n_w]: uncached and cached tokens per waiting request, in the order of admission, a chunk in
+    progress first; all entries of ``prefill_new`` are at least 1. ``tbt_slo_s`` is the batch's τ: the smallest of its
+    decodes' targets. ``prefill_budget`` is the most prefill tokens that one iteration may carry,
+    ``max_look_ahead`` the most decode steps that may be launched ahead (0: none). ``host_overhead_s`` is the exposed
+    host time of an iteration. ``waited_s`` is how long the decodes' last tokens will have waited when this iteration
+    starts, beyond that overhead: what was left of the previous window after its last decode step
+    (:attr:`Decision.left_s`, or as measured), 0 after any other iteration.
+    """
+
+    decode_context: IntArray
+    prefill_new: IntArray
+    prefill_cached: IntArray
+    tbt_slo_s: float
+    prefill_budget: int
+    max_look_ahead: int
+    page_size: int = 1
+    host_overhead_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What stays the same from iteration to iteration.
+
+    ``concurrent``: the device can run two halves at once. ``levels``: the numbers of TPCs on offer, ascending; spatial
+    gives decode so many, reserved keeps prefill off so many. ``fixed_split`` replaces them by one.
+    """
+
+    mode: ForcedMode = "auto"
+    concurrent: bool = False
+    levels: tuple[int, ...] = ()
+    fixed_split: int | None = None
+    max_look_ahead: int = 8
+    explore: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTable:
+    """Plans that were weighed: ``matrix`` [len(COLUMNS), m], one row of it per quantity, one column per plan.
+
+    ``mode`` indexes :data:`MODES`. ``prefill_tokens`` is the budget for admission, a multiple of the page.
+    ``look_ahead_steps`` counts decode steps: k in a window, 1 in a mixed batch, 0 if nothing decodes. ``predicted_s``,
+    ``upper_s`` and ``roofline_s`` are of the whole iteration, without the host's overhead. ``largest_gap_s`` bounds
+    the time between two tokens of a running request, with overheads and, for a window, the wait for the next
+    iteration's token. ``left_s`` bounds what is left of the iteration after its last decode step. ``tokens_per_s`` is
+    the objective: tokens of both phases per second of predicted time. ``feasible`` (0 or 1): the constraint holds.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        "mode",
+        "prefill_tokens",
+        "prefill_tpcs",
+        "decode_tpcs",
+        "look_ahead_steps",
+        "predicted_s",
+        "upper_s",
+        "roofline_s",
+        "largest_gap_s",
+        "tokens_per_s",
+        "feasible",
+        "left_s",
+    )
+
+    matrix: FloatArray
+
+    def __len__(self) -> int:
+        return int(self.matrix.shape[1])
+
+    def __getitem__(self, column: str) -> FloatArray:
+        """One quantity of every plan [m]."""
+        row: FloatArray = self.matrix[self.COLUMNS.index(column)]
+        return row
+
+    def to_record(self) -> Candidates:
+        """The columns as lists, as they are logged."""
+        mode, *counts = self.matrix[:5].astype(np.int64).tolist()
+        times = self.matrix[5:10].tolist()
+        return Candidates(
+            mode=[MODES[code] for code in mode],
+            prefill_tokens=counts[0],
+            prefill_tpcs=counts[1],
+            decode_tpcs=counts[2],
+            look_ahead_steps=counts[3],
+            predicted_s=times[0],
+            upper_s=times[1],
+            roofline_s=times[2],
+            largest_gap_s=times[3],
+            tokens_per_s=times[4],
+            feasible=(self.matrix[10] > 0).tolist(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One iteration's plan; a row of ``candidates``, spelt out.
+
+    ``mode``: ``temporal`` and ``chunked`` are one batch of all decodes and ``prefill_tokens`` of prefill on all TPCs
+    (``chunked``: cut to meet the target); ``spatial`` and ``reserved`` are a prefill on ``prefill_tpcs`` beside
+    ``look_ahead_steps`` decode steps on ``decode_tpcs``. Where the device cannot run both at once these two are
+    equal, and the halves run one after the other, decode first. ``look_ahead_steps`` is 1 in a mixed batch.
+
+    ``reason``: ``fits`` (the whole budget meets the target), ``best`` (the highest predicted rate among feasible
+    plans), ``least_violation`` (nothing is feasible), ``forced``, ``explore``, ``idle`` (one phase has nothing to do,
+    so there was nothing to share), or ``fallback:<why>`` (a forced mode was impossible).
+
+    ``prefill_tokens`` is the budget for admission, a multiple of the page; 0: no prefill in this iteration. For the
+    times see :class:`CandidateTable`.
+    """
+
+    mode: Mode
+    reason: str
+    prefill_tokens: int
+    prefill_tpcs: int
+    decode_tpcs: int
+    look_ahead_steps: int
+    predicted_s: float
+    upper_s: float
+    roofline_s: float
+    largest_gap_s: float
+    left_s: float
+    candidates: CandidateTable
+    index: int

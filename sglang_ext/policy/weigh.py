@@ -1,0 +1,137 @@
+"""The plans of one iteration, predicted when first asked for and in as few calls of the model as possible."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_ext.policy.chunk import coarse_budgets, largest_chunk
+from sglang_ext.policy.duet import duet
+from sglang_ext.policy.forwards import Forwards, MixedTimes
+from sglang_ext.policy.gaps import mixed_gap_s, within
+from sglang_ext.policy.layout import Layout, lay_out, levels_on_offer
+from sglang_ext.policy.prefill import Offer
+from sglang_ext.policy.table import SAME, plans
+from sglang_ext.policy.types import (
+    CHUNKED,
+    RESERVED,
+    SPATIAL,
+    TEMPORAL,
+    FloatArray,
+    Model,
+    Settings,
+    Situation,
+)
+from sglang_ext.policy.windows import SHARES, Windows, best_windows, lay_down, predict_windows, prefill_sizes, weigh
+
+WINDOW_MODES = {"auto": (SPATIAL, RESERVED), "spatial": (SPATIAL,), "reserved": (RESERVED,), "duet": (SPATIAL,)}
+
+
+class Weighing:
+    """All plans for one situation that has both phases. ``whole`` is the mixed batch of the whole offer."""
+
+    def __init__(self, situation: Situation, settings: Settings, model: Model, offered: Offer) -> None:
+        self.situation, self.settings = situation, settings
+        self._model, self._offered = model, offered
+        self._forwards = Forwards(situation, offered, model)
+        self._most_steps = min(situation.max_look_ahead, settings.max_look_ahead)
+        self._levels = levels_on_offer(settings, model.total_tpcs) if settings.concurrent else ()
+        # What may be asked of all these is asked at once, since a row costs little.
+        budgets = np.concatenate([[offered.most, 0], coarse_budgets(offered)])
+        mixed, self._next_upper_s = self._forwards.mixed_and_following(budgets, self._most_steps)
+        self.whole, self._decode_alone, self._coarse = mixed.row(0), mixed.row(1), mixed.rows(slice(2, None))
+
+    def no_window(self) -> str:
+        """Why no window is possible; empty if one is."""
+        if self._most_steps < 1:
+            return "no_look_ahead"
+        return "no_division" if self.settings.concurrent and not self._levels else ""
+
+    def whole_plan(self, mode: int) -> FloatArray:
+        """The mixed batch of the whole offer, as a column of a candidate table [12, 1]."""
+        return self._mixed_plan(mode, self.whole)
+
+    def cut_plans(self) -> list[FloatArray]:
+        """Smaller mixed batches, where the whole one breaks τ, as columns of a candidate table.
+
+        The largest that keeps τ, or that comes close to the least violation; and if the decodes have waited, decode
+        alone.
+        """
+        found = []
+        if len(self._coarse.budgets):
+            overhead_s = self._overhead_s()
+            limit_s = within(self.situation.tbt_slo_s) - overhead_s
+            tolerance_s = SAME * (float(self._coarse.upper_s[0]) + overhead_s)
+            chunk = largest_chunk(
+                self._coarse, self.whole, self._forwards.mixed, self._offered, limit_s, tolerance_s
+            )
+            found.append(self._mixed_plan(CHUNKED, chunk))
+        if self.situation.waited_s > 0:
+            found.append(self._mixed_plan(TEMPORAL, self._decode_alone))
+        return found
+
+    def window_plans(self) -> FloatArray:
+        """The best window of each division, as columns of a candidate table [12, n]."""
+        layout, windows = self._windows(SHARES, self._most_steps - 1)
+        return best_windows(windows, layout, self.situation, self._next_upper_s, self._most_steps)
+
+    def duet_plans(self) -> FloatArray:
+        """Every plan that DuetServe's algorithm visits, by its own constraint and objective, likewise."""
+        situation = self.situation
+        layout, windows = self._windows((1,), 0)
+        visited = duet(
+            windows.halves.decode_s[0],
+            windows.halves.prefill_s[0],
+            self._forwards.decodes,
+            int(windows.prefill_tokens[0, 0]),
+            situation.tbt_slo_s,
+            self._most_steps,
+            layout.concurrent,
+        )
+        weighed = weigh(windows, situation, visited.steps[None], self._next_upper_s, layout.concurrent)
+        weighed = weighed._replace(tokens_per_s=visited.tokens_per_s[None])
+        division, which = (index.ravel() for index in np.indices(visited.steps.shape))
+        return lay_down(windows, layout, weighed, visited.allowed[None], (np.zeros_like(division), division, which))
+
+    def _windows(self, shares: tuple[int, ...], grown: int) -> tuple[Layout, Windows]:
+        settings = self.settings
+        layout = lay_out(WINDOW_MODES[settings.mode], self._levels, self._model.total_tpcs, settings.concurrent)
+        steps = self._forwards.steps(layout.decode_tpcs, grown)
+        prefills = self._forwards.prefills(prefill_sizes(self._offered, shares), layout.prefill_tpcs)
+        return layout, predict_windows(self._model, layout, steps, prefills)
+
+    def _overhead_s(self) -> float:
+        return self.situation.host_overhead_s + self.situation.waited_s
+
+    def _mixed_plan(self, mode: int, times: MixedTimes) -> FloatArray:
+        return mixed_plan(mode, times, self._forwards.decodes, self._model.total_tpcs, self.situation)
+
+
+def mixed_plan(mode: int, times: MixedTimes, decodes: int, tpcs: int, situation: Situation) -> FloatArray:
+    """One mixed batch as a column of a candidate table [12, 1]; without decodes it brings no gap."""
+    upper_s, host_s = float(times.upper_s[0]), situation.host_overhead_s
+    gap_s = mixed_gap_s(upper_s, host_s + situation.waited_s) if decodes else 0.0
+    return plans(
+        1,
+        mode=mode,
+        prefill_tokens=times.budgets,
+        prefill_tpcs=tpcs,
+        decode_tpcs=tpcs,
+        look_ahead_steps=1 if decodes else 0,
+        predicted_s=times.mean_s,
+        upper_s=times.upper_s,
+        roofline_s=times.roofline_s,
+        largest_gap_s=gap_s,
+        tokens_per_s=(decodes + times.prefill_tokens) / (times.mean_s + host_s),
+        feasible=gap_s <= within(situation.tbt_slo_s),
+        left_s=0.0,
+    )
+
+
+def one_phase(situation: Situation, model: Model, offered: Offer) -> FloatArray:
+    """Decode alone, or the whole prefill alone, or nothing at all, as a column of a candidate table [12, 1]."""
+    decodes, tpcs = len(situation.decode_context), model.total_tpcs
+    if decodes or offered.most:
+        times = Forwards(situation, offered, model).mixed(np.array([offered.most]))
+        return mixed_plan(TEMPORAL, times, decodes, tpcs, situation)
+    nothing = np.zeros(1, dtype=np.int64)
+    return mixed_plan(TEMPORAL, MixedTimes(nothing, nothing, *np.zeros((3, 1))), 0, tpcs, situation)

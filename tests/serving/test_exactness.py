@@ -1,0 +1,124 @@
+"""Greedy output is stock SGLang's, token for token, however prefill and decode share the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from tests.servers import Server
+from tests.serving import workload
+from tests.tiny import make_tiny_model
+
+pytestmark = pytest.mark.server
+
+STRICT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+}
+POOL = 8000
+# Outputs are nearly uniform over the vocabulary: with 32 end tokens among 1,024, ends fall on every step of a window.
+EOS = range(100, 132)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    pool: int = POOL
+    longest: int = 700
+    most_new: int = 48
+
+
+SPATIAL = ("--conflux-mode", "spatial", "--conflux-max-look-ahead", "8")
+CASES = (
+    Case("auto", ("--chunked-prefill-size", "256")),
+    Case("spatial, chunk 64", (*SPATIAL, "--chunked-prefill-size", "64")),
+    Case("spatial, chunk 256, radix off", (*SPATIAL, "--chunked-prefill-size", "256", "--disable-radix-cache")),
+    Case("random mode", ("--conflux-mode", "random", "--chunked-prefill-size", "64")),
+    Case("page 16", (*SPATIAL, "--chunked-prefill-size", "256", "--page-size", "16")),
+    Case("no overlap", (*SPATIAL, "--chunked-prefill-size", "256", "--disable-overlap-schedule")),
+    Case(
+        "small pool",
+        ("--conflux-mode", "random", "--chunked-prefill-size", "256", "--schedule-conservativeness", "0.05"),
+        pool=1500,
+        longest=300,
+        most_new=160,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_tiny_model(eos_token_ids=EOS)
+
+
+@pytest.fixture(scope="module")
+def stock(model):
+    """What stock says to every case's requests; one server, since its output depends on none of the cases' flags."""
+    expected = {}
+    with Server(model, max_total_tokens=POOL, args=("--chunked-prefill-size", "256"), env=STRICT) as server:
+        for longest, most_new in {(case.longest, case.most_new) for case in CASES}:
+            expected[longest, most_new] = workload.run(server, _work(longest, most_new))
+    return expected
+
+
+def _work(longest: int, most_new: int) -> list[workload.Request]:
+    work = workload.requests(62, longest=longest, most_new=most_new)
+    # Stop strings are found by the text, which the scheduler decodes itself.
+    stop = {"stop": ["a", "7", "Q"], "max_new_tokens": most_new, "ignore_eos": True}
+    return [*work, *(dataclasses.replace(request, sampling=stop) for request in work[:2])]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_tokens_are_stocks(case, model, stock, tmp_path):
+    work, expected = _work(case.longest, case.most_new), stock[case.longest, case.most_new]
+    args = (*case.args, "--conflux-state-dir", str(tmp_path))
+    env = STRICT | dict(case.env) | {"CONFLUX_TESTING": "1"}
+    with Server(model, backend="conflux", max_total_tokens=case.pool, args=args, env=env) as server:
+        workload.assert_same(expected, workload.run(server, work), "first round")
+        _abort_some(server, work, expected)
+        workload.assert_same(expected, workload.run(server, work), "after aborts")
+        state = _state(server)
+        assert_pool_empty(server, case.pool)
+        log = server.log_text()
+    assert "Traceback" not in log
+    _assert_exercised(case, state, log)
+
+
+def _abort_some(server: Server, work, expected) -> None:
+    rng = random.Random(1)
+    some = [dataclasses.replace(r, cancel_after=rng.randint(1, 20)) if i % 2 else r for i, r in enumerate(work)]
+    for outcome, whole in zip(workload.run(server, some), expected, strict=True):
+        assert outcome.tokens == whole.tokens[: len(outcome.tokens)]
+        if outcome.finish != "cancelled":
+            assert outcome == whole
+
+
+def assert_pool_empty(server: Server, total: int) -> None:
+    server.flush()
+    pool = _state(server)["pool"]
+    assert pool["total_slots"] == pool["available_slots"] == total
+    assert pool["rows"] == pool["free_rows"]
+    assert pool["evictable_slots"] == pool["protected_slots"] == 0
+
+
+def _state(server: Server) -> dict:
+    return server.server_info()["internal_states"][0]["conflux"]
+
+
+def _assert_exercised(case: Case, state: dict, log: str) -> None:
+    decisions, windows = state["decisions"], state["windows"]
+    if "spatial" in case.args or "random" in case.args:
+        assert decisions["spatial"] > 5
+        assert max(map(int, windows["by_size"])) == 8
+    if case.name == "spatial, chunk 64":
+        assert {str(step) for step in range(1, 9)} <= set(windows["ends_at_step"])
+        assert windows["returned_slots"] > 0
+        assert windows["discarded_tokens"] > 0
+    if "random" in case.args:
+        assert decisions["temporal"] + decisions.get("chunked", 0) > 5
+    if case.name == "small pool":
+        assert "KV cache pool is full. Retract requests" in log
