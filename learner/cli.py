@@ -10,7 +10,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from learner.record_file import RecordFileError, RecordReader
-from learner.replay import ReplayError, ReplayReport, Steps, replay as run_replay
+from learner.replay import ReplayError, ReplayReport, Steps
+from learner.replay import replay as run_replay
 from learner.report import replay_html, replay_json, replay_text, write_json
 
 USAGE_ERROR = 2

@@ -86,8 +86,9 @@ class LearnerClient:
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
+        # NOTE: not ZMQ's own heartbeats, which can abort the process; see learner.server.bound_socket.
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
         try:
             self._socket.connect(check_address(address))
         except Exception:

@@ -1,3 +1,304 @@
-"""The online model: learns from timed iterations, publishes snapshots, survives a restart."""
+"""The online model: learns from timed iterations, publishes snapshots, survives a restart.
+
+Two stages. First, measured time as a non-negative sum of physical terms (:func:`learner.fitting.fit_terms`): it
+extrapolates, and is monotone in S. Second, a smooth bounded log correction by batch composition
+(:func:`learner.fitting.fit_correction`), used per group only while it predicts better before the fact. On top, per
+group (phase, alone or beside another stream): a log offset that follows the newest residuals, so that a change of
+level is met at once and the terms catch up later; bounds on mean / roofline; and an adaptive conformal margin.
+"""
 
 from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from learner.calibration import OFFSET_SAMPLES, Calibration, CalibrationState
+from learner.columns import DECODE, PHASES, TERMS
+from learner.contention import CONTENTION_TERMS
+from learner.device import DeviceProfile
+from learner.fitting import fit_correction, fit_terms, logs_of, weighted_quantile
+from learner.latency import LatencyModel, Prediction, Terms
+from learner.records import Iteration
+from learner.samples import MAX_STEP_S, Forward, Sample, samples_of
+from learner.shape import ModelShape
+from learner.snapshot import COLD_MARGIN, GROUPS, MAX_MARGIN, MAX_RATIO, MIN_RATIO, Snapshot
+from learner.window import Batch, Window, WindowState
+
+FloatArray = npt.NDArray[np.float64]
+
+_SCHEMA = 1
+COVERAGE = 0.99
+# A model is refitted after an eighth of its samples are new, but no fewer and no more than these.
+FEWEST_NEW, MOST_NEW = 16, 256
+# After how many younger samples one counts half; it never counts less than LEAST_WEIGHT, so that what is seen rarely
+# stays known. Before a drift of its group it counts STALE_WEIGHT of that.
+HALF_LIFE, LEAST_WEIGHT, STALE_WEIGHT = 400.0, 0.05, 0.1
+CORRECTION_SAMPLES = 64
+# An offset needs this many residuals, and counts half at that.
+LEAST_LEVEL = 8
+# Decode's mean is this quantile of its residuals: a step predicted too short costs more than one predicted too long.
+DECODE_QUANTILE = 0.6
+# Means stay within these quantiles of measured / roofline, and a factor.
+RATIO_QUANTILE, RATIO_SLACK = 0.005, 4.0
+# Residuals of a fit flatter it while samples are few: they are widened by this many over the samples.
+OPTIMISM_SAMPLES = 16.0
+
+
+class StepPrediction(NamedTuple):
+    """What is predicted for one timed step before learning from it."""
+
+    mean_s: float
+    upper_s: float
+    roofline_s: float
+
+
+class _Steps(NamedTuple):
+    """Consecutive samples that differ in nothing but the decodes' context."""
+
+    samples: list[Sample]
+    terms: Terms
+    beside: Terms | None
+
+
+class _State(msgspec.Struct, frozen=True):
+    """What a state file holds."""
+
+    schema: int
+    shape: ModelShape
+    profile: DeviceProfile
+    accepted: int
+    rejected: int
+    window: WindowState
+    calibrations: list[CalibrationState]
+    snapshot: Snapshot | None
+
+
+class OnlineEstimator:
+    """Learns how long forwards of one model take on one device. Not thread-safe; does no I/O.
+
+    ``window`` is the most samples that a fit looks back on. ``accepted`` and ``rejected`` count samples.
+    ``seed`` is accepted for symmetry with randomised estimators; nothing here is random.
+    """
+
+    def __init__(
+        self, shape: ModelShape, profile: DeviceProfile, *, window: int = 2048, seed: int = 0, key: str = ""
+    ) -> None:
+        del seed
+        self._key = key
+        self._model = LatencyModel(shape, profile)
+        self._window = Window(window, max(1, window // 32), profile.tpcs)
+        self._calibrations = [Calibration(1.0 - COVERAGE) for _ in range(GROUPS)]
+        self._fitted_at = 0
+        self._drifted = False
+        self.accepted = 0
+        self.rejected = 0
+
+    @property
+    def model(self) -> LatencyModel:
+        """The model as last fitted or restored; the roofline before."""
+        return self._model
+
+    def observe(self, iteration: Iteration) -> int:
+        """Judge the current model by an iteration's timings, then store them; returns how many were accepted.
+
+        A timing that is not finite, not positive, or absurd against the roofline is rejected and counted, as is every
+        step of an iteration whose batch makes no sense. Never raises for what a record holds.
+        """
+        try:
+            steps = list(self._steps(iteration))
+        except ValueError:
+            self.rejected += sum(len(stream.step_end_s) for stream in iteration.streams)
+            return 0
+        before = self.accepted
+        for step in steps:
+            self._learn(step)
+        return self.accepted - before
+
+    def predict_iteration(self, iteration: Iteration) -> list[StepPrediction]:
+        """Predictions of the current model, in the order of :func:`learner.samples.samples_of`.
+
+        Raises ValueError as that does.
+        """
+        predictions: list[StepPrediction] = []
+        for steps in self._steps(iteration):
+            predicted = self._model.predict(steps.terms, steps.beside)
+            predictions.extend(StepPrediction(*row) for row in np.stack(predicted, axis=1).tolist())
+        return predictions
+
+    def ready(self) -> bool:
+        """Whether a refit is due: enough new samples, or a few that contradict the model."""
+        new = self.accepted - self._fitted_at
+        return new >= min(max(FEWEST_NEW, self.accepted // 8), MOST_NEW) or (self._drifted and new > 0)
+
+    def fit(self) -> Snapshot | None:
+        """Fit the window and publish; None while there are fewer than FEWEST_NEW samples."""
+        batch = self._window.batch()
+        self._fitted_at, self._drifted = self.accepted, False
+        if len(batch) < FEWEST_NEW:
+            return None
+        weights = np.maximum(LEAST_WEIGHT, 0.5 ** ((self.accepted - batch.serial) / HALF_LIFE))
+        stale_before = np.array([calibration.stale_before for calibration in self._calibrations])
+        weights[batch.serial < stale_before[batch.group]] *= STALE_WEIGHT
+        coefficients, contention = fit_terms(batch, weights)
+        fitted = batch.columns[:, :TERMS] @ coefficients + batch.contention @ contention
+        residual = np.log(batch.measured_s / np.maximum(fitted, 1e-9))
+        draft = msgspec.structs.replace(
+            Snapshot.roofline(),
+            version=self._model.version + 1,
+            key=self._key,
+            samples=self.accepted,
+            created_unix_s=time.time(),
+            coverage=COVERAGE,
+            coefficients=coefficients.tolist(),
+            contention=contention.tolist(),
+            correction_weight=[calibration.correction_weight for calibration in self._calibrations],
+        )
+        if len(batch) >= CORRECTION_SAMPLES:
+            for group in range(GROUPS):
+                at = batch.group == group
+                residual[at] -= weighted_quantile(residual[at], weights[at], 0.5)
+            draft.correction[:] = fit_correction(logs_of(batch), residual, weights).ravel().tolist()
+        self._bound(draft, batch)
+        self._calibrate(draft)
+        draft.validate()
+        self._model = self._model.with_snapshot(draft)
+        return draft
+
+    def state(self) -> bytes:
+        """Everything learnt, as msgpack."""
+        return msgspec.msgpack.encode(
+            _State(
+                _SCHEMA,
+                self._model.shape,
+                self._model.profile,
+                self.accepted,
+                self.rejected,
+                self._window.state(),
+                [calibration.state() for calibration in self._calibrations],
+                self._model.snapshot if self._model.version else None,
+            )
+        )
+
+    def restore(self, data: bytes) -> None:
+        """Continue from :meth:`state`. Raises ValueError, having changed nothing, if it is unsound or of another model.
+
+        The snapshot is back at once; a fit refreshes it.
+        """
+        try:
+            state = msgspec.msgpack.decode(data, type=_State)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"not an estimator's state: {error}") from error
+        if state.schema != _SCHEMA:
+            raise ValueError(f"state has schema {state.schema}, this program reads {_SCHEMA}")
+        mine, theirs = self._model.profile, state.profile
+        if state.shape != self._model.shape or msgspec.structs.replace(theirs, provenance=mine.provenance) != mine:
+            raise ValueError("state is of another model or device")
+        if len(state.calibrations) != GROUPS or min(state.accepted, state.rejected) < 0:
+            raise ValueError("state has the wrong number of calibrations or a negative count")
+        other = OnlineEstimator(state.shape, mine, window=self._window.capacity, key=self._key)
+        other._window.restore(state.window)
+        for calibration, stored in zip(other._calibrations, state.calibrations, strict=True):
+            calibration.restore(stored)
+        self._model = self._model.with_snapshot(state.snapshot)
+        self._window, self._calibrations = other._window, other._calibrations
+        self.accepted, self.rejected, self._fitted_at = state.accepted, state.rejected, 0
+
+    def _steps(self, iteration: Iteration) -> Iterator[_Steps]:
+        """The iteration's samples, those that can be predicted together in one go."""
+        if any(stream.tpcs > self._model.total_tpcs for stream in iteration.streams):
+            raise ValueError(f"a stream ran on more than the device's {self._model.total_tpcs} TPCs")
+        run: list[Sample] = []
+        for sample in samples_of(iteration):
+            if run and (sample.stream != run[-1].stream or sample.beside is not run[-1].beside):
+                yield self._together(run)
+                run = []
+            run.append(sample)
+        if run:
+            yield self._together(run)
+
+    def _together(self, samples: list[Sample]) -> _Steps:
+        first = samples[0]
+        context = first.c if len(samples) == 1 else np.stack([sample.c for sample in samples])
+        terms = self._model.terms(first.q, context, first.logits_rows, first.tpcs)
+        return _Steps(samples, terms, None if first.beside is None else self._terms_of(first.beside))
+
+    def _terms_of(self, forward: Forward) -> Terms:
+        return self._model.terms(forward.q, forward.c, forward.logits_rows, forward.tpcs)
+
+    def _learn(self, steps: _Steps) -> None:
+        terms, model = steps.terms, self._model
+        columns = terms.matrix.T
+        contention = None if steps.beside is None else model.contention_columns(terms, steps.beside)
+        groups = model.group(columns, contention).tolist()
+        base, correction = model.parts(columns, contention)
+        predicted: Prediction = model.predict(terms, steps.beside)
+        for at, sample in enumerate(steps.samples):
+            measured, roofline = sample.measured_s, float(terms.roofline_s[at])
+            if not (0.0 < measured <= MAX_STEP_S and MIN_RATIO * roofline <= measured <= MAX_RATIO * roofline):
+                self.rejected += 1
+                continue
+            group = groups[at]
+            calibration = self._calibrations[group]
+            if model.version:
+                calibration.judge(
+                    math.log(measured / max(float(base[at]), 1e-9)),
+                    0.0 if correction is None else float(correction[at]),
+                    math.log(measured / float(predicted.mean_s[at])),
+                    measured > float(predicted.upper_s[at]),
+                )
+            beside = np.zeros(CONTENTION_TERMS) if contention is None else contention[:, at]
+            stored = (roofline, measured, group, float(terms.tpcs[at]), self.accepted)
+            self._window.add(columns[:, at], beside, *stored)
+            calibration.add(columns[:, at], beside, stored)
+            self.accepted += 1
+            if model.version and calibration.drifted(self.accepted):
+                self._drifted = True
+
+    def _bound(self, draft: Snapshot, batch: Batch) -> None:
+        """Bounds of mean / roofline: per group where there are samples, else those of all, twice as wide."""
+        ratio = batch.measured_s / batch.roofline_s
+        for group in range(GROUPS):
+            own = ratio[batch.group == group]
+            values, slack = (own, RATIO_SLACK) if own.size >= FEWEST_NEW else (ratio, 2.0 * RATIO_SLACK)
+            low, high = np.quantile(values, [RATIO_QUANTILE, 1.0 - RATIO_QUANTILE])
+            draft.min_ratio[group] = min(max(float(low) / slack, MIN_RATIO), MAX_RATIO)
+            draft.max_ratio[group] = min(max(float(high) * slack, MIN_RATIO), MAX_RATIO)
+
+    def _calibrate(self, draft: Snapshot) -> None:
+        """Offsets and margins from each group's newest samples, as the draft would have predicted them."""
+        model = self._model.with_snapshot(draft)
+        widened = 1.0 + OPTIMISM_SAMPLES / max(self.accepted, 1)
+        scores: list[FloatArray] = []
+        for group, calibration in enumerate(self._calibrations):
+            recent = calibration.recent()
+            base, correction = model.parts(recent.columns.T, recent.contention.T)
+            plain = np.log(recent.measured_s / np.maximum(base, 1e-9))
+            corrected = plain if correction is None else plain - correction
+            newest = slice(-OFFSET_SAMPLES, None)
+            level = DECODE_QUANTILE if group % len(PHASES) == DECODE else 0.5
+            calibration.centre = _level(plain[newest], 0.5)
+            calibration.corrected_centre = _level(corrected[newest], 0.5)
+            residual = corrected if draft.correction_weight[group] else plain
+            offset = _level(residual[newest], level)
+            draft.offset[group] = offset
+            scores.append((residual - offset) * widened)
+        pooled = np.concatenate(scores)
+        for group, calibration in enumerate(self._calibrations):
+            margin = calibration.margin(scores[group])
+            if margin is None:
+                # Too few of its own: whatever suits all, and no less than before anything was learnt.
+                margin = max(math.log(COLD_MARGIN), calibration.margin(pooled) or 0.0)
+            draft.margin[group] = min(math.exp(margin), MAX_MARGIN)
+
+
+def _level(values: FloatArray, level: float) -> float:
+    """The quantile, drawn to zero while values are few; 0 of so few that one pause could move it."""
+    if values.size < LEAST_LEVEL:
+        return 0.0
+    return float(np.quantile(values, level)) * values.size / (values.size + LEAST_LEVEL)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,8 @@ _FITTED: tuple[tuple[tuple[str, ...], float], ...] = (
     (("forward",), 0.5),
 )
 _CONTENTION_PRIOR = 2.0
-_ITERATIONS = 4
-_HUBER = 1.345
+_ITERATIONS = 3
+_HUBER, _FAR = 1.345, 6.0
 _LEAST_SCALE = 0.02
 # Pseudo-samples that hold neighbouring knots together, and each knot at zero.
 _SMOOTHNESS, _SHRINKAGE = 6.0, 1.0
@@ -107,7 +107,7 @@ def _robust_nonnegative(
         fitted = np.maximum(fitted, floor)
         error = measured / fitted - 1.0
         scale = max(_LEAST_SCALE, 1.4826 * weighted_quantile(np.abs(error), weights, 0.5))
-        robust = weights * np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(error), 1e-12))
+        robust = weights * _robust_weights(error, scale)
         relative = design / fitted[:, None]
         scales = np.sqrt(weights @ (relative * relative) / count)
         used = scales > 0.0
@@ -122,13 +122,28 @@ def _robust_nonnegative(
     return coefficients
 
 
+def _robust_weights(error: FloatArray, scale: float) -> FloatArray:
+    """Huber's weights, and beyond _FAR scales less still, so that the influence of an error falls with its size."""
+    size = np.maximum(np.abs(error) / scale, 1e-12)
+    return np.minimum(1.0, _HUBER / size) * np.minimum(1.0, _FAR / size)
+
+
 def _nonnegative(gram: FloatArray, target: FloatArray) -> FloatArray:
     """argmin over x ≥ 0 of ½ xᵀ gram x − targetᵀ x, by its Cholesky factor as least squares."""
     from sklearn.linear_model import LinearRegression
 
     factor = np.linalg.cholesky(gram)
-    model = LinearRegression(positive=True, fit_intercept=False).fit(factor.T, np.linalg.solve(factor, target))
+    with _quick():
+        model = LinearRegression(positive=True, fit_intercept=False).fit(factor.T, np.linalg.solve(factor, target))
     return np.asarray(model.coef_, dtype=np.float64)
+
+
+def _quick() -> AbstractContextManager[None]:
+    """scikit-learn without its checks of inputs, which cost more than these small fits and are done on the way in."""
+    from sklearn import config_context
+
+    context: AbstractContextManager[None] = config_context(assume_finite=True, skip_parameter_validation=True)
+    return context
 
 
 def fit_correction(logs: FloatArray, residual: FloatArray, weights: FloatArray) -> FloatArray:
@@ -151,22 +166,29 @@ def fit_correction(logs: FloatArray, residual: FloatArray, weights: FloatArray) 
         hats[rows, knot[:, feature] - first] = 1.0 - fraction[:, feature]
         hats[rows, knot[:, feature] - first + 1] += fraction[:, feature]
         # θ with penalty θᵀKθ is ridge on φ = Lᵀθ, where K = LLᵀ.
-        pieces.append(np.linalg.solve(_penalty_factor(last - first + 1), hats.T).T)
+        pieces.append(np.asarray(np.linalg.solve(_penalty_factor(last - first + 1), hats.T).T, dtype=np.float64))
         ranges.append((first, last))
     design = np.concatenate(pieces, axis=1)
-    robust = weights
-    ridge: Any = Ridge(alpha=1.0, fit_intercept=True, solver="cholesky")
+    error = residual
+    coefficients = np.zeros(design.shape[1])
     for _ in range(2):
-        ridge.fit(design, residual, sample_weight=robust)
-        error = residual - ridge.predict(design)
         scale = max(_LEAST_SCALE, 1.4826 * weighted_quantile(np.abs(error), weights, 0.5))
-        robust = weights * np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(error), 1e-12))
-    ridge.fit(design, residual, sample_weight=robust)
+        robust = weights * _robust_weights(error, scale)
+        centred = design - robust @ design / robust.sum()
+        gram = (centred * robust[:, None]).T @ centred
+        # Knots that nothing fell on leave rows of zeros, which only the ridge below would lift.
+        gram[np.diag_indices_from(gram)] += 1e-8 * np.trace(gram) / len(gram) + 1e-12
+        factor = np.linalg.cholesky(gram)
+        with _quick():
+            ridge = Ridge(alpha=1.0, fit_intercept=False, solver="cholesky")
+            ridge.fit(factor.T, np.linalg.solve(factor, centred.T @ (robust * residual)))
+        coefficients = np.asarray(ridge.coef_, dtype=np.float64)
+        error = residual - centred @ coefficients
     out = np.zeros((LOG_FEATURES, KNOTS))
     at = 0
     for feature, (first, last) in enumerate(ranges):
         size = last - first + 1
-        out[feature, first : last + 1] = np.linalg.solve(_penalty_factor(size).T, ridge.coef_[at : at + size])
+        out[feature, first : last + 1] = np.linalg.solve(_penalty_factor(size).T, coefficients[at : at + size])
         out[feature, :first] = out[feature, first]
         out[feature, last + 1 :] = out[feature, last]
         at += size

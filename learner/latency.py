@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.columns import COLUMN, LOG_COLUMNS, LOG_FEATURES, PHASES, TERMS
-from learner.contention import Contention
+from learner.contention import CONTENTION_COLUMNS, Contention
 from learner.device import DeviceProfile
 from learner.roofline import Roofline
 from learner.shape import ModelShape
@@ -24,6 +24,7 @@ from learner.snapshot import KNOTS, MAX_CORRECTION, Snapshot
 FloatArray = npt.NDArray[np.float64]
 
 _PHASE = COLUMN["phase"]
+_BESIDE = CONTENTION_COLUMNS.index("beside_forward")
 _FIRST_KNOT = np.arange(LOG_FEATURES, dtype=np.intp)[:, None] * KNOTS
 _EACH_FEATURE = np.ones(LOG_FEATURES)
 
@@ -82,10 +83,15 @@ class LatencyModel:
         slopes = np.diff(values, axis=1, append=values[:, -1:])
         self._slopes = slopes.ravel()
         self._intercepts = (values - slopes * np.arange(KNOTS)).ravel()
-        self._correction_weight = np.array(numbers.correction_weight)
-        self._corrects = bool(self._correction_weight.any() and values.any())
-        self._group_factors = np.stack(
-            [np.exp(numbers.offset), numbers.min_ratio, numbers.max_ratio, numbers.margin],
+        self._has_correction = bool(values.any())
+        self._group_factors = np.array(
+            [
+                np.exp(numbers.offset),
+                numbers.min_ratio,
+                numbers.max_ratio,
+                numbers.margin,
+                numbers.correction_weight,
+            ]
         )
 
     @property
@@ -117,36 +123,48 @@ class LatencyModel:
         return Terms(columns.T, s, roofline)
 
     def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction:
-        """Predicted times of ``terms``; ``beside`` is what the other stream runs, row by row (None: alone)."""
-        base, correction, group = self.parts(terms, beside)
-        offset, low, high, margin = self._group_factors.take(group, axis=1)
+        """Predicted times of ``terms``; ``beside`` is what the other stream runs, row by row or one row for all.
+
+        None: alone. Where either row is empty it is as if alone.
+        """
+        columns = terms.matrix.T
+        contention = None if beside is None else self.contention_columns(terms, beside)
+        group = self.group(columns, contention)
+        base, correction = self.parts(columns, contention)
+        offset, low, high, margin, weight = self._group_factors.take(group, axis=1)
         mean = base * offset
         if correction is not None:
-            mean *= np.exp(correction * self._correction_weight[group])
+            correction *= weight
+            mean *= np.exp(correction, out=correction)
         roofline = terms.roofline_s
-        np.maximum(mean, low * roofline, out=mean)
-        np.minimum(mean, high * roofline, out=mean)
+        low *= roofline
+        high *= roofline
+        np.maximum(mean, low, out=mean)
+        np.minimum(mean, high, out=mean)
         return Prediction(mean, mean * margin, roofline)
 
     def contention_columns(self, terms: Terms, beside: Terms) -> FloatArray:
-        """Contention terms of ``terms`` beside ``beside``, row by row, as [CONTENTION_TERMS, m]."""
+        """Contention terms of ``terms`` beside ``beside``, as [CONTENTION_TERMS, m]; ``beside`` has m rows or one."""
         return self._contention.columns(terms.matrix.T, terms.tpcs, beside.matrix.T, beside.tpcs)
 
-    def parts(
-        self, terms: Terms, beside: Terms | None = None
-    ) -> tuple[FloatArray, FloatArray | None, npt.NDArray[np.intp]]:
-        """What a prediction is made of: sum of physical terms in seconds, log correction, group; each [m].
+    @staticmethod
+    def group(columns: FloatArray, contention: FloatArray | None = None) -> npt.NDArray[np.intp]:
+        """Which of a snapshot's groups each forward belongs to, [m]: its phase, + len(PHASES) beside another stream."""
+        group: npt.NDArray[np.intp] = columns[_PHASE].astype(np.intp)
+        if contention is not None:
+            group += len(PHASES) * contention[_BESIDE].astype(np.intp)
+        return group
 
-        The correction is bounded, not yet weighed, and None if the snapshot has none.
+    def parts(self, columns: FloatArray, contention: FloatArray | None = None) -> tuple[FloatArray, FloatArray | None]:
+        """What a mean is made of: the sum of physical terms in seconds, and the log correction; each [m].
+
+        ``columns`` [len(COLUMNS), m], ``contention`` [CONTENTION_TERMS, m]. The correction is bounded but not yet
+        weighed, and None if the snapshot has none.
         """
-        columns = terms.matrix.T
         base = self._coefficients @ columns[:TERMS]
-        group = columns[_PHASE].astype(np.intp)
-        if beside is not None:
-            contention = self.contention_columns(terms, beside)
-            base = base + self._contention_coefficients @ contention
-            group = group + len(PHASES) * contention[0].astype(np.intp)
-        return base, self._correction(columns) if self._corrects else None, group
+        if contention is not None:
+            base += self._contention_coefficients @ contention
+        return base, self._correction(columns) if self._has_correction else None
 
     def _correction(self, columns: FloatArray) -> FloatArray:
         """Sum over the log features of their piecewise-linear factors, bounded; [m]."""

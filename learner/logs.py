@@ -38,9 +38,17 @@ class RateLimit(logging.Filter):
         return True
 
 
+class OneLine(logging.Formatter):
+    """One line per event, whatever the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(super().format(record).split())
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Send this process's log to stderr, rate limited."""
+    """Send this process's log and its warnings (numpy's, scikit-learn's) to stderr, rate limited."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("[%(asctime)s conflux-learner %(process)d] %(levelname)s: %(message)s"))
+    handler.setFormatter(OneLine("[%(asctime)s conflux-learner %(process)d] %(levelname)s: %(message)s"))
     handler.addFilter(RateLimit())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)

@@ -83,7 +83,7 @@ class Figure:
     def from_plot(cls, title: str, plot: Plot, caption: str = "") -> Figure:
         """Draw a matplotlib figure; it need not have been made through pyplot."""
         data = io.BytesIO()
-        plot.savefig(data, format="png", dpi=140, bbox_inches="tight", facecolor="white")
+        plot.savefig(data, format="png", dpi=130, facecolor="white")
         return cls(title, data.getvalue(), caption)
 
 
@@ -113,9 +113,7 @@ def render_html(title: str, sections: Sequence[Section], subtitle: str = "") -> 
     )
 
 
-def write_html(
-    path: str | os.PathLike[str], title: str, sections: Sequence[Section], subtitle: str = ""
-) -> None:
+def write_html(path: str | os.PathLike[str], title: str, sections: Sequence[Section], subtitle: str = "") -> None:
     """Write :func:`render_html` to a file. Raises OSError."""
     Path(path).write_text(render_html(title, sections, subtitle), encoding="utf-8")
 
@@ -168,7 +166,9 @@ def _cell(cell: Cell) -> str:
 
 def _escaped(text: str) -> str:
     # XML, and so every strict parser, has no place for control characters.
-    printable = "".join(c if c in "\t\n" or not unicodedata.category(c).startswith(("Cc", "Cs")) else "\ufffd" for c in text)
+    printable = "".join(
+        c if c in "\t\n" or not unicodedata.category(c).startswith(("Cc", "Cs")) else "\ufffd" for c in text
+    )
     return html.escape(printable)
 
 

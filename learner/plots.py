@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +19,21 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 
 COLOURS = {"learner": "#1f5fbf", "roofline": "#d9730d", "persistence": "#6b7280", "live": "#0f8a6a"}
+LINES = {"learner": "-", "roofline": "-", "persistence": "--", "live": "-."}
 SERIES = ("#1f5fbf", "#d9730d", "#0f8a6a", "#8e4ec6", "#6b7280", "#c2410c")
 MAX_POINTS = 5_000
 
 
 def new_plot(columns: int = 1, width: float = 8.0, height: float = 4.2) -> tuple[Plot, list[Axes]]:
     """Return a figure with ``columns`` axes side by side, in the style of every figure here."""
-    import matplotlib as mpl
     from matplotlib.figure import Figure as Canvas
 
-    style: dict[str, Any] = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "legend.frameon": False}
-    with mpl.rc_context(style):
-        plot = Canvas(figsize=(width, height), layout="constrained")
-        axes = [plot.add_subplot(1, columns, at + 1) for at in range(columns)]
+    plot = Canvas(figsize=(width, height), layout="constrained")
+    axes = [plot.add_subplot(1, columns, at + 1) for at in range(columns)]
     for axis in axes:
         axis.grid(True, color="#e8ebf1", linewidth=0.8)
         axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
     return plot, axes
 
 
@@ -64,8 +63,9 @@ def predicted_against_measured(steps: Steps) -> Figure:
                 )
         axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=who)
         axis.set_xlabel("measured, ms")
+        _plain_numbers(axis, "x", "y")
     axes[0].set_ylabel("predicted, ms")
-    axes[1].legend(loc="upper left")
+    axes[1].legend(loc="upper left", frameon=False)
     note = f" Every {every}th step is drawn." if every > 1 else ""
     return Figure.from_plot(
         "Predicted against measured step times",
@@ -84,7 +84,7 @@ def error_over_time(windows: Sequence[Window], first_learnt_s: float | None = No
             [window.mape_pct[who] for window in windows],
             color=colour,
             linewidth=2.0 if who == "learner" else 1.5,
-            linestyle="--" if who == "persistence" else "-",
+            linestyle=LINES[who],
             marker="o",
             markersize=3,
             label=who,
@@ -96,7 +96,8 @@ def error_over_time(windows: Sequence[Window], first_learnt_s: float | None = No
             xytext=(4, -10), textcoords="offset points", fontsize=8,
         )  # fmt: skip
     axis.set(yscale="log", xlabel="time in the record, s", ylabel="MAPE, %")
-    axis.legend(loc="best", ncols=2)
+    _plain_numbers(axis, "y")
+    axis.legend(loc="best", ncols=2, frameon=False)
     return Figure.from_plot(
         "Error over time",
         plot,
@@ -109,11 +110,14 @@ def error_distribution(steps: Steps) -> Figure:
     plot, (axis,) = new_plot()
     for who, colour in COLOURS.items():
         error = 100.0 * np.abs(steps.predicted_s(who) - steps.measured_s) / steps.measured_s
-        _cumulative(axis, error, colour, who, "--" if who == "persistence" else "-")
+        _cumulative(axis, error, colour, who, LINES[who])
     axis.set(xscale="symlog", xlabel="absolute percentage error, %", ylabel="share of steps", ylim=(0, 1.01))
     axis.set_xlim(left=0.0)
-    axis.legend(loc="lower right")
-    return Figure.from_plot("Distribution of the error", plot, "Share of steps with at most this error; left is better.")
+    _plain_numbers(axis, "x")
+    axis.legend(loc="lower right", frameon=False)
+    return Figure.from_plot(
+        "Distribution of the error", plot, "Share of steps with at most this error; left is better."
+    )
 
 
 def gap_distribution(gaps_s: Mapping[str, npt.ArrayLike], tbt_slo_s: float | None = None) -> Figure:
@@ -124,8 +128,23 @@ def gap_distribution(gaps_s: Mapping[str, npt.ArrayLike], tbt_slo_s: float | Non
     if tbt_slo_s is not None:
         axis.axvline(1e3 * tbt_slo_s, color="#1d2330", linewidth=0.9, linestyle=":", label="TBT SLO")
     axis.set(xscale="log", xlabel="time between tokens, ms", ylabel="share of gaps", ylim=(0, 1.01))
-    axis.legend(loc="lower right")
+    _plain_numbers(axis, "x")
+    axis.legend(loc="lower right", frameon=False)
     return Figure.from_plot("Time between tokens", plot, "Share of all gaps between tokens that are at most this long.")
+
+
+def _plain_numbers(axis: Axes, *which: str) -> None:
+    """Label a logarithmic axis 3, 10, 30, not 3 × 10⁰."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for name in which:
+        side = axis.xaxis if name == "x" else axis.yaxis
+        low, high = side.get_view_interval()
+        narrow = low > 0 and high / low < 50.0
+        side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        side.set_minor_formatter(NullFormatter())
+        if narrow:
+            side.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
 
 
 def _cumulative(axis: Axes, values: FloatArray, colour: str, label: str, line: str) -> None:

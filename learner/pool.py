@@ -20,7 +20,10 @@ logger = logging.getLogger(__name__)
 # continues above every version that a scheduler may have seen, at the price of one write per block.
 VERSION_BLOCK = 1000
 
-# A refit that took t seconds is followed by at least t·(1/share − 1) seconds without one.
+# What has learnt from fewer samples is not worth a file: it is back in seconds, and a stray header leaves no trace.
+WORTH_SAVING = 64
+
+# A refit that took t seconds of CPU time is followed by at least t·(1/share − 1) seconds without one.
 REFIT_SHARE = 0.1
 REFIT_INTERVAL_S = 0.5
 REFIT_AFTER_FAILURE_S = 30.0
@@ -67,6 +70,7 @@ class EstimatorPool:
         self._models: dict[str, LearntModel] = {}
         self._uses = 0
         self._next_fit_s = -float("inf")
+        self.rejected_steps = 0
 
     def open(self, header: Header) -> LearntModel:
         """Return the model for ``header``, from memory, from its saved state, or a fresh one."""
@@ -86,7 +90,9 @@ class EstimatorPool:
 
     def observe(self, model: LearntModel, iteration: Iteration) -> int:
         """Feed one iteration; return the number of samples accepted."""
-        accepted: int = model.estimator.observe(iteration)
+        before = model.estimator.rejected
+        accepted = model.estimator.observe(iteration)
+        self.rejected_steps += model.estimator.rejected - before
         if accepted:
             model.samples += accepted
             model.unsaved = True
@@ -133,14 +139,14 @@ class EstimatorPool:
         return model
 
     def _fit(self, model: LearntModel) -> bool:
-        started_s = time.perf_counter()
+        started_s = time.thread_time()
         try:
             snapshot = model.estimator.fit()
         except Exception as error:  # scikit-learn and LAPACK have many ways to refuse a matrix
             logger.error("refit failed: %s: %s", type(error).__name__, error)
             self._next_fit_s = self._clock() + REFIT_AFTER_FAILURE_S
             return False
-        took_s = time.perf_counter() - started_s
+        took_s = time.thread_time() - started_s
         model.fitted_s = self._clock()
         self._next_fit_s = self._clock() + max(REFIT_INTERVAL_S, took_s * (1.0 / REFIT_SHARE - 1.0))
         if snapshot is None:
@@ -163,7 +169,7 @@ class EstimatorPool:
         return True
 
     def _save(self, model: LearntModel, last_version: int) -> None:
-        if model.file is None:
+        if model.file is None or model.samples < WORTH_SAVING:
             return
         # A failed save does not stop publication: accuracy now is worth more than version numbers after a restart.
         model.reserved_version = last_version
@@ -171,7 +177,7 @@ class EstimatorPool:
             model.unsaved = False
 
     def _close(self, model: LearntModel) -> None:
-        if model.unsaved:
+        if model.unsaved or model.reserved_version > model.version:
             self._save(model, model.version)
         if model.file is not None:
             model.file.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import logging
 import os
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ logger = logging.getLogger("learner")
 USAGE_ERROR = 2
 
 NICENESS = 5
+THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,22 +103,29 @@ def _serve(socket: zmq.Socket[bytes], store: StateStore | None, address: str, op
         # A child that the parent forked may hold the other end of stdin open after the parent's death.
         return bool(stopping) or (options.watch_stdin and os.getppid() != parent)
 
+    # One thread of linear algebra: what is loaded by now is told so, the rest reads the environment when it is loaded.
+    os.environ.update(dict.fromkeys(THREAD_COUNTS, "1"))
+    # Takes seconds, in which schedulers want an answer; the first fit waits for it.
+    threading.Thread(target=importlib.import_module, args=("sklearn.linear_model",), name="load").start()
     with threadpoolctl.threadpool_limits(1):
         server = LearnerServer(
             socket, EstimatorPool(store, learner_id), learner_id, save_interval_s=options.save_interval
         )
         why = server.run(stop, sys.stdin.fileno() if options.watch_stdin else None)
-    counts = server.counts
-    logger.info("ending: %s; received %d, rejected %d", why, counts.received, counts.rejected)
+    logger.info("ending: %s; received %d, rejected %d", why, server.counts.received, server.rejected)
 
 
 def _remove_private_directory(address: str) -> None:
-    # The socket itself went when it was closed; a supervisor that was killed cannot remove the directory.
-    directory = Path(address.removeprefix("ipc://")).parent
-    if address.startswith("ipc://") and directory.name.startswith(PRIVATE_PREFIX):
+    # ZMQ leaves the socket's file behind, and a supervisor that was killed leaves its directory.
+    socket = Path(address.removeprefix("ipc://"))
+    if address.startswith("ipc://") and socket.parent.name.startswith(PRIVATE_PREFIX):
         with contextlib.suppress(OSError):
-            directory.rmdir()
+            socket.unlink()
+            socket.parent.rmdir()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # everything is closed, and scikit-learn may still be loading

@@ -7,7 +7,6 @@ for, which leaves out the first of each kind.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -15,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.accuracy import Accuracy, accuracy
-from learner.estimator import OnlineEstimator
+from learner.columns import PHASES
+from learner.estimator import OnlineEstimator, StepPrediction
 from learner.persistence import Persistence
 from learner.records import Header, Iteration
-from learner.samples import Sample, samples_of
+from learner.samples import MAX_STEP_S, Sample, samples_of
+from learner.snapshot import MAX_RATIO, MIN_RATIO
 
 FloatArray = npt.NDArray[np.float64]
 PREDICTORS = ("learner", "roofline", "persistence", "live")
@@ -44,8 +45,8 @@ class Steps:
     def __len__(self) -> int:
         return int(self.measured_s.size)
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> Steps:
-        """The steps that a mask picks."""
+    def where(self, mask: npt.NDArray[np.bool_ | np.intp]) -> Steps:
+        """The steps that a mask, or an array of indices, picks."""
         return Steps(*(getattr(self, name)[mask] for name in self.__slots__))
 
     def predicted_s(self, predictor: str) -> FloatArray:
@@ -111,22 +112,21 @@ def replay(
     header: Header,
     iterations: Iterable[Iteration],
     *,
-    seed: int = 0,
     progress: Callable[[], object] | None = None,
 ) -> tuple[ReplayReport, Steps]:
     """Run a record through a fresh learner. ``progress`` is called after every iteration.
 
     The learner refits whenever it has enough new samples; a live one may also have to wait, for it bounds its share of
-    a core. Raises :class:`ReplayError` if the record has no step that can be judged.
+    a core. Raises :class:`ReplayError` if the record has fewer than two steps that can be judged.
     """
-    run = _Run(OnlineEstimator(header.model, header.device, seed=seed))
+    run = _Run(OnlineEstimator(header.model, header.device))
     for iteration in iterations:
         run.step(iteration)
         if progress is not None:
             progress()
     steps = run.steps()
-    if not len(steps):
-        raise ReplayError(f"{run.iterations} iterations, but no step that can be judged")
+    if len(steps) < 2:
+        raise ReplayError(f"{run.iterations} iterations, but fewer than two steps that can be judged")
     return _report(header, run, steps), steps
 
 
@@ -143,7 +143,7 @@ def windows(steps: Steps, count: int = WINDOWS) -> list[Window]:
     """Cut ``steps`` into at most ``count`` windows of equal numbers of steps."""
     found = []
     for at in np.array_split(np.arange(len(steps)), min(count, len(steps))):
-        part = steps.where(np.isin(np.arange(len(steps)), at))
+        part = steps.where(at)
         mape = {who: accuracy(part.predicted_s(who), part.measured_s).mape_pct for who in PREDICTORS}
         found.append(Window(float(part.time_s[0]), float(part.time_s[-1]), len(part), mape))
     return found
@@ -168,15 +168,19 @@ class _Run:
         self.last_version = max(self.last_version, iteration.model_version)
         try:
             samples = samples_of(iteration)
+            predictions = self._estimator.predict_iteration(iteration)
         except ValueError:
             self.unusable += sum(len(stream.step_end_s) for stream in iteration.streams)
             return
-        usable = [sample for sample in samples if _usable(sample)]
-        self.unusable += len(samples) - len(usable)
-        if usable:
-            predictions = self._estimator.predict_iteration(iteration)
-            self._judge(iteration, samples, predictions)
-        for sample in usable:
+        judged = [
+            (sample, predicted)
+            for sample, predicted in zip(samples, predictions, strict=True)
+            if _possible(sample.measured_s, predicted.roofline_s)
+        ]
+        self.unusable += len(samples) - len(judged)
+        for sample, predicted in judged:
+            self._judge(iteration, sample, predicted)
+        for sample, _ in judged:
             self._persistence.observe(iteration.streams[sample.stream].phase, sample)
         self._estimator.observe(iteration)
         if self._estimator.ready() and self._estimator.fit() is not None:
@@ -186,3 +190,52 @@ class _Run:
         columns = list(zip(*self._rows, strict=True)) or [()] * 11
         kinds = [np.float64, np.str_, np.str_, np.int64, *[np.float64] * 7]
         return Steps(*(np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)))
+
+    def _judge(self, iteration: Iteration, sample: Sample, predicted: StepPrediction) -> None:
+        stream = iteration.streams[sample.stream]
+        persisted_s = self._persistence.predict(stream.phase, sample)
+        if persisted_s is None:
+            self.unjudged += 1
+            return
+        self._rows.append(
+            (
+                self.end_s,
+                stream.phase,
+                iteration.mode,
+                iteration.model_version,
+                sample.measured_s,
+                predicted.mean_s,
+                predicted.upper_s,
+                predicted.roofline_s,
+                persisted_s,
+                stream.predicted_s[sample.step],
+                stream.upper_s[sample.step],
+            )
+        )
+
+
+def _possible(measured_s: float, roofline_s: float) -> bool:
+    """Whether a learner would learn from that time (NaN fails every comparison)."""
+    return 0.0 < measured_s <= MAX_STEP_S and MIN_RATIO * roofline_s <= measured_s <= MAX_RATIO * roofline_s
+
+
+def _report(header: Header, run: _Run, steps: Steps) -> ReplayReport:
+    half = np.arange(len(steps)) < (len(steps) + 1) // 2
+    learnt = steps.version > 0
+    return ReplayReport(
+        header=header,
+        iterations=run.iterations,
+        judged_steps=len(steps),
+        unusable_steps=run.unusable,
+        unjudged_steps=run.unjudged,
+        duration_s=run.end_s,
+        refits=run.refits,
+        last_live_version=run.last_version,
+        total=group("all", steps),
+        first_half=group("first half", steps.where(half)),
+        second_half=group("second half", steps.where(~half)),
+        phases=[group(phase, steps.where(steps.phase == phase)) for phase in PHASES if (steps.phase == phase).any()],
+        modes=[group(mode, steps.where(steps.mode == mode)) for mode in sorted(set(steps.mode.tolist()))],
+        live_learnt=group("live, learnt", steps.where(learnt)) if learnt.any() else None,
+        windows=windows(steps),
+    )

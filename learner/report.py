@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from learner.replay import PREDICTORS, Group, ReplayReport, Steps
 
 SCHEMA = 1
 
-_COLUMNS = ("", "MAPE %", "P50 %", "P90 %", "P99 %", "max %", "bias %", "under-estimates %", "within bound %")
+_COLUMNS = ("", "MAPE %", "P50 %", "P90 %", "P99 %", "max %", "bias %", "under %", "in bound %")
 
 
 def provenance(header: Header) -> Table:
     """Where the numbers come from: model, device, precision, SLOs, versions."""
     model, device = header.model, header.device
-    created = datetime.fromtimestamp(header.created_unix_s, timezone.utc)
+    created = datetime.fromtimestamp(header.created_unix_s, UTC)
     rows: list[tuple[str, Cell]] = [
         ("recorded", created.strftime("%Y-%m-%d %H:%M:%S UTC")),
         (
@@ -81,8 +82,8 @@ def comparison_table(groups: list[Group], first: str) -> Table:
                 None if learner.coverage is None else 100.0 * learner.coverage,
             )
         )
-    columns = (first, "steps", *(f"{who} MAPE %" for who in PREDICTORS), "learner P99 %", "under %", "bound holds %")
-    return Table(columns, rows)
+    columns = (first, "steps", *(f"{who} %" for who in PREDICTORS), "P99 %", "under %", "in bound %")
+    return Table(columns, rows, "MAPE by predictor; the learner's P99, under-estimates and steps within its bound")
 
 
 def gap_figures(gaps_s: npt.ArrayLike) -> dict[str, float]:
@@ -126,7 +127,9 @@ def replay_sections(
     if gaps_s and any(np.size(gaps) for gaps in gaps_s.values()):
         figures = {name: gap_figures(gaps) for name, gaps in gaps_s.items() if np.size(gaps)}
         columns = ("", "gaps", "mean ms", "P50 ms", "P90 ms", "P99 ms", "max ms")
-        rows = [(name, int(np.size(gaps_s[name])), *figure.values()) for name, figure in figures.items()]
+        rows: list[tuple[Cell, ...]] = [
+            (name, int(np.size(gaps_s[name])), *figure.values()) for name, figure in figures.items()
+        ]
         gaps = {name: gaps_s[name] for name in figures}
         sections.append(
             Section("Time between tokens", [gap_distribution(gaps, report.header.tbt_slo_s), Table(columns, rows)])
@@ -141,15 +144,13 @@ def replay_html(
     """The whole page."""
     header = report.header
     subtitle = (
-        f"{header.model.name} on {header.device.name}: {report.judged_steps:,} steps of {report.iterations:,} iterations "
-        f"in {report.duration_s:,.0f} s, from {os.path.basename(record)}."
+        f"{header.model.name} on {header.device.name}: {report.judged_steps:,} steps of {report.iterations:,} "
+        f"iterations in {report.duration_s:,.0f} s, from {os.path.basename(record)}."
     )
     return render_html("Latency prediction accuracy", replay_sections(report, steps, gaps_s), subtitle)
 
 
-def replay_json(
-    report: ReplayReport, record: str, gaps_s: Mapping[str, npt.ArrayLike] | None = None
-) -> dict[str, Any]:
+def replay_json(report: ReplayReport, record: str, gaps_s: Mapping[str, npt.ArrayLike] | None = None) -> dict[str, Any]:
     """The report as plain values. Errors are in percent, shares from 0 to 1, times in the unit of their name."""
     figures: dict[str, Any] = {"schema": SCHEMA, "record": record, **msgspec.to_builtins(report)}
     if gaps_s:
@@ -171,22 +172,25 @@ def replay_text(report: ReplayReport) -> str:
         "",
         accuracy_table(report.total).to_text(),
         "",
-        comparison_table([report.first_half, report.second_half], "half").to_text(),
-        "",
-        comparison_table(report.phases, "phase").to_text(),
-        "",
-        comparison_table(report.modes, "mode").to_text(),
+        comparison_table(
+            [report.first_half, report.second_half, *report.phases, *_named("mode ", report.modes)], "part"
+        ).to_text(),
     ]
     return "\n".join(lines)
+
+
+def _named(prefix: str, groups: list[Group]) -> list[Group]:
+    return [dataclasses.replace(group, name=prefix + group.name) for group in groups]
 
 
 def _accuracy_blocks(report: ReplayReport) -> list[Text | Table]:
     blocks: list[Text | Table] = [
         Text(
             "Each step is predicted before it is learnt from. “learner” is a fresh one that sees the record in order; "
-            "“roofline” is the formula alone; “persistence” repeats what the most similar earlier batch took; “live” is "
-            "what the server predicted at the time. Errors are absolute percentage errors of the step time; bias is "
-            "signed, positive when predictions are too long."
+            "“roofline” is the formula alone; “persistence” repeats what the most similar earlier batch took; “live” "
+            "is what the server predicted at the time. Errors are absolute percentage errors of the step time; bias is "
+            "signed, positive when predictions are too long; “under” is the share of steps that took longer than "
+            "predicted, “in bound” the share that took no longer than the upper bound."
         ),
         Text(_counted(report)),
         accuracy_table(report.total, "All steps"),

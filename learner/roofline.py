@@ -145,7 +145,7 @@ class Roofline:
             q, c = np.broadcast_arrays(np.atleast_2d(q), np.atleast_2d(c))
         s = np.asarray(tpcs, dtype=np.float64).reshape(-1)
         logits = np.asarray(logits_rows, dtype=np.float64).reshape(-1)
-        m = max(q.shape[0], s.size, logits.size)
+        m = max(q.shape[0], s.size, logits.size) if q.shape[0] else 0
         if s.size != m:
             s = np.full(m, s[0])
         per_flop, per_byte, shortfall, pair_bytes = self._by_tpcs.take(s.astype(np.intp), axis=1, mode="clip")

@@ -16,6 +16,8 @@ MAX_REQUESTS = 1 << 16
 MAX_TOKENS = 1 << 24
 MAX_STEPS = 1 << 12
 MAX_STEP_S = 600.0
+# Requests times steps of one stream: what a record can make its reader allocate.
+MAX_CELLS = 1 << 20
 
 
 class Forward(NamedTuple):
@@ -68,7 +70,7 @@ def _forward_of(stream: StreamRecord) -> Forward | None:
     steps = len(stream.step_end_s)
     if len(q) != len(c) or steps != len(stream.step_start_s):
         raise ValueError("a stream's q and c, or its step starts and ends, differ in length")
-    if len(q) > MAX_REQUESTS or steps > MAX_STEPS:
+    if len(q) > MAX_REQUESTS or steps > MAX_STEPS or len(q) * steps > MAX_CELLS:
         raise ValueError(f"a stream has {len(q)} requests and {steps} steps")
     if not q or not steps:
         return None

@@ -26,8 +26,6 @@ STOP_S = 5.0
 
 _USAGE_ERROR = 2  # the status that argparse and learner.process end with
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
 
 class LearnerProcess:
     """A running learner process. It starts with the object, and is started again whenever it dies.
@@ -170,7 +168,7 @@ def _command(address: str, state_dir: Path, save: bool, save_interval_s: float |
 
 
 def _environment() -> dict[str, str]:
-    environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}
+    environment = dict(os.environ)
     root = Path(learner.__file__).resolve().parent.parent
     if root.name not in ("site-packages", "dist-packages"):  # a checkout; an installed package is found anyway
         paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from learner.columns import COLUMNS, LOG_COLUMNS
 from learner.contention import CONTENTION_TERMS
+from learner.snapshot import GROUPS
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -64,21 +65,28 @@ class Window:
     """The newest samples, at most ``capacity`` in all and ``stratum_capacity`` of any one stratum.
 
     A stratum is what is alike in group (phase, alone or beside another stream), S, and the powers of two of tokens,
-    decode rows and context. When the window is full, the oldest sample of the fullest stratum gives way, so what
-    is seen rarely stays known however much of the usual arrives.
+    decode rows and context. When the window is full, the oldest sample of the fullest stratum gives way, so what is
+    seen rarely stays known however much of the usual arrives. With ``stratum_capacity`` equal to ``capacity`` there
+    is one stratum only, and the window is a plain ring. ``tpcs`` is that of the device.
     """
 
-    def __init__(self, capacity: int, stratum_capacity: int, tpcs: int) -> None:
+    def __init__(self, capacity: int, stratum_capacity: int, tpcs: int = 1) -> None:
         if not 1 <= stratum_capacity <= capacity:
             raise ValueError(f"a stratum's capacity ({stratum_capacity}) must lie in [1, {capacity}]")
         self._stratum_capacity = stratum_capacity
+        self._stratified = stratum_capacity < capacity
         self._tpcs_per_bucket = max(1, -(-tpcs // _TPC_BUCKETS))
         self._rows: FloatArray = np.zeros((capacity, _WIDTH))
         self._free = list(range(capacity - 1, -1, -1))
         self._strata: dict[int, deque[int]] = {}
 
     def __len__(self) -> int:
-        return self._rows.shape[0] - len(self._free)
+        return int(self._rows.shape[0]) - len(self._free)
+
+    @property
+    def capacity(self) -> int:
+        """The most samples it holds."""
+        return int(self._rows.shape[0])
 
     @property
     def strata(self) -> int:
@@ -120,12 +128,14 @@ class Window:
         return WindowState(rows.shape[0], _WIDTH, rows.astype("<f8").tobytes())
 
     def restore(self, state: WindowState) -> None:
-        """Replace the content by a state's. Raises ValueError if it does not fit or holds a number that is not finite."""
+        """Replace the content by a state's. Raises ValueError if it does not fit or is not finite."""
         if state.width != _WIDTH or len(state.data) != state.rows * state.width * 8:
             raise ValueError("a stored window has another layout")
         rows = np.frombuffer(state.data, dtype="<f8").reshape(state.rows, state.width)
-        if not np.isfinite(rows).all() or (rows[:, _MEASURED] <= 0.0).any():
-            raise ValueError("a stored window holds numbers that are not finite")
+        # Nothing that is stored is ever negative, and no log2, group or key reaches the limits here.
+        sound = np.isfinite(rows).all() and (rows >= 0.0).all() and (rows[:, [_ROOFLINE, _MEASURED]] > 0.0).all()
+        if not sound or (rows[:, LOG_COLUMNS] > 64.0).any() or (rows[:, _GROUP] >= GROUPS).any():
+            raise ValueError("a stored window holds numbers that cannot be")
         self._free = list(range(self._rows.shape[0] - 1, -1, -1))
         self._strata = {}
         for row in rows:
@@ -137,6 +147,8 @@ class Window:
         return rows[np.argsort(rows[:, _SERIAL], kind="stable")]
 
     def _stratum(self, columns: FloatArray, group: int, tpcs: float) -> int:
+        if not self._stratified:
+            return 0
         key = group
         for column in (_LOG_PREFILL_TOKENS, _LOG_PREFILL_CONTEXT, _LOG_DECODE_ROWS, _LOG_DECODE_CONTEXT):
             key = (key << 6) | int(columns[column])

@@ -11,7 +11,7 @@ from sglang.srt.managers.schedule_policy import match_prefix_for_req
 from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv
 from sglang_ext.compat.ranks import agree
-from sglang_ext.policy.queue import order_queue
+from sglang_ext.policy.queue import order_queue, prefill_alone_s
 from sglang_ext.policy.types import Situation
 
 if TYPE_CHECKING:
@@ -46,20 +46,20 @@ class Planner:
         waiting = scheduler.waiting_queue
         if not self._orders_queue or len(waiting) < 2:
             return
+        order = agree(scheduler, lambda: self._order(waiting, now_s))
+        scheduler.waiting_queue = [waiting[index] for index in order]
+
+    def _order(self, waiting: list[Req], now_s: float) -> list[int]:
         progress = [req.conflux for req in waiting]
         cached = np.array([p.cached for p in progress], dtype=np.int64)
-        order = agree(
-            scheduler,
-            lambda: order_queue(
-                now_s=now_s,
-                arrival_s=np.array([p.arrival_s for p in progress]),
-                ttft_slo_s=np.array([p.ttft_slo_s for p in progress]),
-                uncached_tokens=np.array([_tokens(req) for req in waiting], dtype=np.int64) - cached,
-                cached_tokens=cached,
-                model=scheduler.controller.model,
-            ).tolist(),
-        )
-        scheduler.waiting_queue = [waiting[index] for index in order]
+        uncached = np.maximum(np.array([_tokens(req) for req in waiting], dtype=np.int64) - cached, 1)
+        return order_queue(
+            now_s=now_s,
+            arrival_s=np.array([p.arrival_s for p in progress]),
+            ttft_slo_s=np.array([p.ttft_slo_s for p in progress]),
+            uncached_tokens=uncached,
+            prefill_s=prefill_alone_s(self._scheduler.controller.model, uncached, cached),
+        ).tolist()
 
     def situation(self, running: ScheduleBatch) -> Situation:
         """The next iteration, as the policy sees it."""

@@ -1,4 +1,4 @@
-"""Installs SGLang's CPU recipe into the running interpreter's environment: ``PYTHON sglang_ext/cpu/install.py``.
+"""Installs SGLang's CPU recipe into the running interpreter's environment: ``python -m sglang_ext.cpu.install``.
 
 The published SGLang depends on several GB of CUDA packages. On a machine without a GPU it needs only what
 ``requirements.txt`` lists; torchvision and sglang themselves are then installed without their dependencies. A second
@@ -40,9 +40,9 @@ def read_requirements(path: Path = REQUIREMENTS) -> list[str]:
 
 
 def pip_install(requirements: list[str], *options: str) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *options, *requirements]
-    print("installing:", " ".join(requirements), flush=True)
-    subprocess.run(command, check=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    print(f"installing {', '.join(requirements)} …", flush=True)
+    subprocess.run([*pip, "install", *options, *requirements], check=True)
 
 
 def mend_torchvision() -> bool:
@@ -75,7 +75,7 @@ def main() -> int:
     if not mend_torchvision():
         print("error: torchvision cannot be imported after installation (see above)", file=sys.stderr)
         return 1
-    print("SGLang's CPU recipe is installed")
+    print("SGLang's CPU recipe is installed", flush=True)
     return 0
 
 

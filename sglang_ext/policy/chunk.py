@@ -15,14 +15,21 @@ COARSE = 16
 """Budgets of the first look, spaced by a constant factor: a small chunk needs a finer grid than a large one."""
 
 ENDS = 8
-"""How many ends of prompts the first look includes: where the next prompt begins, time bends down."""
+"""How many ends of prompts the first look includes: there time jumps up, or bends down."""
+
+PART_PAGE, ONE_TOKEN = np.array([-1, 0, 1]), np.array([0, 2])
 
 CLOSE = 0.03
 """A bracket whose bend could hide no more than this share of the budget needs no second look."""
 
-OFFSETS = np.array([-1 / 16, -1 / 64, 0, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 3 / 32, 1 / 8, 3 / 16, 1 / 4, 1 / 2])
-"""Where the second look lies, in widths of the bracket around its chord's crossing. Most lie above: where time bends
-up, the chord crosses too soon."""
+ROUNDING = 1e-9
+"""The furthest crossing lies before the nearest, by more than this, where a learnt correction bends time down."""
+
+FINE = 10
+"""Budgets of the second look, between the nearest and the furthest that the limit can be crossed."""
+
+BEFORE = np.array([-1 / 16, -1 / 64])
+"""And before them, in widths of the bracket: where a prompt begins the chord may cross too late."""
 
 
 @lru_cache(maxsize=1024)
@@ -35,8 +42,18 @@ def coarse_budgets(offer: Offer) -> IntArray:
     pages = offer.most // offer.page
     if pages - 1 <= COARSE:
         return np.arange(1, pages) * offer.page
-    spaced = _spaced(pages) * offer.page
-    return np.unique(np.concatenate([spaced, offer.start[1 : ENDS + 1]])) if len(offer.start) > 1 else spaced
+    spaced, bends = _spaced(pages) * offer.page, _bends(offer)[:ENDS].ravel()
+    return np.unique(np.concatenate([spaced, bends[(bends > 0) & (bends < offer.most)]]))
+
+
+def _bends(offer: Offer) -> IntArray:
+    """Budgets around where each prompt but the first begins [n − 1, 2 or 3], so that the corners lie between these.
+
+    The page before may be a part; the first page reads all that the prompt has cached, and if it is a single token
+    it counts as a decode.
+    """
+    bends: IntArray = offer.start[1:, None] + (PART_PAGE * offer.page if offer.page > 1 else ONE_TOKEN)
+    return bends
 
 
 def largest_chunk(
@@ -53,11 +70,11 @@ def largest_chunk(
     to break it. If even a page breaks it, the limit becomes a page's own time plus ``tolerance_s``: the least
     violation, up to what a prediction can tell apart.
 
-    Within a prompt, time bends up only: a sum of maxima of linear and quadratic terms of its tokens. So between two
-    batches that hold one prompt's end at most at their ends it lies under the chord, where the result is sought, and
-    above the lines through the neighbours. Where these leave more than ``CLOSE`` undecided ``predict`` is called, once.
-    The result is exact where all budgets are in ``coarse`` or in the last bracket's second look; else a few per cent
-    short at most. Its times are the chord's if there was no second look.
+    But where prompts end, time bends up only: a sum of maxima of linear and quadratic terms of tokens. So between two
+    batches with no such end between them it lies under the chord, where the result is sought, and above the lines
+    through the neighbours. Where these leave more than ``CLOSE`` undecided, or disagree with that, ``predict`` is
+    called, once. The result is exact where all budgets of the bracket are looked at; else it is a few per cent short
+    at most, for a time that never falls. Its times are the chord's if there was no second look.
     """
     page_s = float(coarse.upper_s[0])
     if page_s > limit_s:
@@ -71,32 +88,36 @@ def largest_chunk(
     between = last - first - 1
     if between < 1 or last_s <= limit_s:
         return best
-    crossing = first + (last - first) * (limit_s - first_s) / (last_s - first_s)
-    if between > len(OFFSETS):
-        inside = offer.start[(offer.start > first * page) & (offer.start < last * page)]
-        if not len(inside) and _furthest(coarse, below, page, first, last, limit_s) - crossing <= CLOSE * crossing:
-            return _on_chord(best, above, int(crossing) * page, offer)
-        steps = np.floor(crossing + (last - first) * OFFSETS).astype(np.int64)
-        grid = np.minimum(np.maximum(steps, first + 1), last - 1)
-    else:
+    if between <= FINE:
         grid = np.arange(first + 1, last)
+    else:
+        nearest, furthest = first + (last - first) * (limit_s - first_s) / (last_s - first_s), float(last)
+        bends = _bends(offer)
+        if not ((bends > first * page) & (bends < last * page)).any():
+            furthest = _furthest(coarse, whole, below, page, limit_s)
+            if -ROUNDING <= furthest / nearest - 1.0 <= CLOSE:
+                return _on_chord(best, above, int(nearest) * page, offer)
+        looks = np.concatenate([nearest + (last - first) * BEFORE, np.linspace(nearest, furthest, FINE)])
+        grid = np.minimum(np.maximum(looks.astype(np.int64), first + 1), last - 1)
     fine = predict(grid * page)
     fits = np.flatnonzero(fine.upper_s <= limit_s)
     return fine.row(int(fits[np.argmax(fine.budgets[fits])])) if len(fits) else best
 
 
-def _furthest(coarse: MixedTimes, below: int, page: int, first: int, last: int, limit_s: float) -> float:
-    """The furthest that a curve which bends up only can cross, by the lines through the bracket's neighbours."""
-    furthest = float(last)
-    times, pages = coarse.upper_s, coarse.budgets // page
-    if below > 0:
-        slope = float(times[below] - times[below - 1]) / float(pages[below] - pages[below - 1])
-        if slope > 0:
-            furthest = min(furthest, first + (limit_s - float(times[below])) / slope)
-    if below + 2 < len(pages):
-        slope = float(times[below + 2] - times[below + 1]) / float(pages[below + 2] - pages[below + 1])
-        if slope > 0:
-            furthest = min(furthest, last - (float(times[below + 1]) - limit_s) / slope)
+def _furthest(coarse: MixedTimes, whole: MixedTimes, below: int, page: int, limit_s: float) -> float:
+    """The furthest page where a curve that bends up only can cross the limit, after budget ``below`` of ``coarse``."""
+    around = slice(max(below - 1, 0), below + 3)
+    pages = [budget // page for budget in coarse.budgets[around].tolist()]
+    times = coarse.upper_s[around].tolist()
+    if below + 3 > len(coarse.budgets):
+        pages.append(int(whole.budgets[0]) // page)
+        times.append(float(whole.upper_s[0]))
+    at = min(below, 1)
+    furthest = float(pages[at + 1])
+    for start, end in ((at - 1, at), (at + 1, at + 2)):
+        if start >= 0 and end < len(pages) and times[end] > times[start]:
+            slope = (times[end] - times[start]) / (pages[end] - pages[start])
+            furthest = min(furthest, pages[end] + (limit_s - times[end]) / slope)
     return furthest
 
 

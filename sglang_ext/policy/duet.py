@@ -17,9 +17,11 @@ import numpy as np
 
 from sglang_ext.policy.types import BoolArray, FloatArray
 
+ORDER = np.array([0.0, 1.0])
+
 
 class DuetPlans(NamedTuple):
-    """Every plan that the algorithm visits [n, 2]: n numbers of decode TPCs, two values of k."""
+    """Every plan that the algorithm visits [2, n]: two values of k, n numbers of decode TPCs."""
 
     steps: FloatArray
     duration_s: FloatArray
@@ -28,9 +30,9 @@ class DuetPlans(NamedTuple):
 
 
 def steps_between(decode_s: FloatArray, prefill_s: FloatArray, most: int) -> FloatArray:
-    """k ∈ {⌊t_p/t_d⌋, ⌊t_p/t_d⌋ + 1}, within 1 and ``most``; [..., 2]."""
-    base = np.floor(prefill_s / decode_s)
-    steps: FloatArray = np.clip(np.stack([base, base + 1.0], axis=-1), 1.0, most)
+    """k ∈ {⌊t_p/t_d⌋, ⌊t_p/t_d⌋ + 1}, within 1 and ``most``, as [2, ...]."""
+    ratio = np.floor(prefill_s / decode_s)
+    steps: FloatArray = np.minimum(np.maximum(ratio + ORDER.reshape(2, *[1] * ratio.ndim), 1.0), most)
     return steps
 
 
@@ -51,10 +53,10 @@ def duet(
 ) -> DuetPlans:
     """The algorithm's lines 8 to 20 over t_d(S_d), t_p(S − S_d) [n], ascending in S_d.
 
-    ``most_steps`` ≥ 1 bounds k by the memory for look-ahead. The published result is the first plan of the highest
-    ``tokens_per_s`` among those ``allowed``; there may be none.
+    ``most_steps`` ≥ 1 bounds k by the memory for look-ahead. The published result is the plan of the highest
+    ``tokens_per_s`` among those ``allowed``, of equals the one with the smaller S_d, then k; there may be none.
     """
     steps = steps_between(decode_s, prefill_s, most_steps)
-    time_s = duration_s(steps, decode_s[:, None], prefill_s[:, None], concurrent)
-    allowed = np.broadcast_to((decode_s <= tbt_slo_s)[:, None], steps.shape)
+    time_s = duration_s(steps, decode_s, prefill_s, concurrent)
+    allowed = np.broadcast_to(decode_s <= tbt_slo_s, steps.shape)
     return DuetPlans(steps, time_s, (steps * decode_tokens + prefill_tokens) / time_s, allowed)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from sglang_ext.policy.layout import Layout
 from sglang_ext.policy.prefill import Offer, compose, finished
 from sglang_ext.policy.types import FloatArray, IntArray, Model, Situation
 
@@ -36,16 +37,13 @@ class MixedTimes(NamedTuple):
         return self.rows(slice(index, index + 1))
 
 
-class Prefills(NamedTuple):
-    """Prefills without decodes [p · n]: each of p budgets on each of n numbers of TPCs, budget by budget."""
+class Sizes(NamedTuple):
+    """Sizes of the prefill [p]: what each budget buys."""
 
     budgets: IntArray
-    """[p]"""
     tokens: IntArray
-    """[p] tokens that each budget buys"""
     ended: IntArray
-    """[p] prompts that end in it"""
-    terms: Terms
+    """prompts that end in it"""
 
 
 class Forwards:
@@ -61,7 +59,7 @@ class Forwards:
         """Every decode and the prefill that each budget [m] buys, on all TPCs; budget 0 is decode alone."""
         q, new = self._mixed_rows(budgets, len(budgets))
         rows = finished(self.offer, new).sum(axis=1) + self.decodes
-        terms = self._model.terms(q, self._context, rows, self._model.total_tpcs)
+        terms = self._model.terms(q, self._contexts(len(q)), rows, self._model.total_tpcs)
         return self._mixed_times(budgets, new, self._model.predict(terms))
 
     def mixed_and_following(self, budgets: IntArray, grown: int) -> tuple[MixedTimes, float]:
@@ -74,8 +72,7 @@ class Forwards:
         q, new = self._mixed_rows(budgets, count + 1)
         ended = finished(self.offer, new)
         q[count, decodes:] = ended[0]
-        context = np.empty_like(q)
-        context[:] = self._context
+        context = self._contexts(count + 1)
         context[count, decodes:] += self.offer.new
         context[count] += grown
         rows = np.empty(count + 1)
@@ -84,19 +81,25 @@ class Forwards:
         prediction = self._model.predict(self._model.terms(q, context, rows + decodes, self._model.total_tpcs))
         return self._mixed_times(budgets, new, prediction), float(prediction.upper_s[count])
 
-    def steps(self, tpcs: IntArray, grown: int) -> Terms:
-        """A decode step on each number of TPCs [n], when contexts have ``grown`` by so many tokens."""
-        context = self._context[None, : self.decodes] + grown
-        return self._model.terms(np.ones_like(context), context, self.decodes, tpcs)
-
-    def prefills(self, budgets: IntArray, tpcs: IntArray) -> Prefills:
-        """The prefill that each budget [p] buys, on each number of TPCs [n]."""
+    def halves(self, budgets: IntArray, layout: Layout) -> tuple[Sizes, Terms]:
+        """The halves of windows: a decode step on each of the layout's ``step_tpcs``, and then a prefill for each
+        budget [p] on each of its ``part_tpcs``, budget by budget.
+        """
         new = compose(self.offer, budgets)
-        ended = finished(self.offer, new).sum(axis=1)
-        q = np.repeat(new.astype(np.float64), len(tpcs), axis=0)
-        context = self._context[self.decodes :]
-        terms = self._model.terms(q, context, np.repeat(ended, len(tpcs)), np.tile(tpcs, len(budgets)))
-        return Prefills(budgets, new.sum(axis=1), ended, terms)
+        sizes = Sizes(budgets, new.sum(axis=1), finished(self.offer, new).sum(axis=1))
+        steps, parts = len(layout.step_tpcs), len(layout.part_tpcs)
+        q = np.zeros((steps + len(budgets) * parts, len(self._context)))
+        q[:steps, : self.decodes] = 1.0
+        q[steps:, self.decodes :] = np.repeat(new, parts, axis=0)
+        rows = np.empty(len(q))
+        rows[:steps] = self.decodes
+        rows[steps:] = np.repeat(sizes.ended, parts)
+        return sizes, self._model.terms(q, self._contexts(len(q)), rows, layout.tpcs)
+
+    def _contexts(self, rows: int) -> FloatArray:
+        contexts = np.empty((rows, len(self._context)))
+        contexts[:] = self._context
+        return contexts
 
     def _mixed_rows(self, budgets: IntArray, rows: int) -> tuple[FloatArray, IntArray]:
         new = compose(self.offer, budgets)

@@ -11,16 +11,22 @@ from sglang_ext.policy.types import RESERVED, SPATIAL, IntArray, Settings
 
 
 class Layout(NamedTuple):
-    """Divisions [n]: ``mode`` (an index of MODES) and each half's TPCs, as indices of distinct counts.
+    """Divisions of the device, each to be weighed with several sizes of the prefill.
 
-    ``decode_tpcs``, ``prefill_tpcs``: the distinct counts; ``decode_index``, ``prefill_index`` [n] point into them.
+    ``mode`` (an index of MODES), ``decode_tpcs`` and ``prefill_tpcs`` [n]: what each division gives. A decode step is
+    predicted once for each of ``step_tpcs``, the distinct counts, and a prefill for each size on each of
+    ``part_tpcs``; ``tpcs`` are those of all these forwards, in this order. ``own`` [2 · sizes · n] picks from them the
+    windows' steps, then their prefills, and ``beside`` what runs beside each.
     """
 
     mode: IntArray
     decode_tpcs: IntArray
-    decode_index: IntArray
     prefill_tpcs: IntArray
-    prefill_index: IntArray
+    step_tpcs: IntArray
+    part_tpcs: IntArray
+    tpcs: IntArray
+    own: IntArray
+    beside: IntArray
     concurrent: bool
 
 
@@ -44,8 +50,8 @@ DIVISIONS = {SPATIAL: spatial, RESERVED: reserved}
 
 
 @lru_cache(maxsize=64)
-def lay_out(modes: tuple[int, ...], levels: tuple[int, ...], total_tpcs: int, concurrent: bool) -> Layout:
-    """All divisions of ``modes`` over ``levels``.
+def lay_out(modes: tuple[int, ...], levels: tuple[int, ...], total_tpcs: int, concurrent: bool, sizes: int) -> Layout:
+    """All divisions of ``modes`` over ``levels``, for so many ``sizes`` of the prefill.
 
     Where the halves cannot run at once there is one for each mode: each half has the whole device in its turn.
     """
@@ -55,7 +61,14 @@ def lay_out(modes: tuple[int, ...], levels: tuple[int, ...], total_tpcs: int, co
     else:
         whole = np.array([total_tpcs], dtype=np.int64)
         divided = [(whole, whole) for _ in modes]
-    decode_tpcs, decode_index = np.unique(np.concatenate([decode for decode, _ in divided]), return_inverse=True)
-    prefill_tpcs, prefill_index = np.unique(np.concatenate([prefill for _, prefill in divided]), return_inverse=True)
     mode = np.repeat(np.array(modes, dtype=np.int64), len(divided[0][0]))
-    return Layout(mode, decode_tpcs, decode_index, prefill_tpcs, prefill_index, concurrent)
+    decode_tpcs = np.concatenate([decode for decode, _ in divided])
+    prefill_tpcs = np.concatenate([prefill for _, prefill in divided])
+    step_tpcs, step_index = np.unique(decode_tpcs, return_inverse=True)
+    part_tpcs, part_index = np.unique(prefill_tpcs, return_inverse=True)
+    tpcs = np.concatenate([step_tpcs, np.tile(part_tpcs, sizes)])
+    step_rows = np.tile(step_index, sizes)
+    prefill_rows = len(step_tpcs) + (np.arange(sizes)[:, None] * len(part_tpcs) + part_index).ravel()
+    own = np.concatenate([step_rows, prefill_rows])
+    beside = np.concatenate([prefill_rows, step_rows])
+    return Layout(mode, decode_tpcs, prefill_tpcs, step_tpcs, part_tpcs, tpcs, own, beside, concurrent)

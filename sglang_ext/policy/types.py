@@ -54,7 +54,7 @@ class Situation:
     decodes' targets. ``prefill_budget`` is the most prefill tokens that one iteration may carry,
     ``max_look_ahead`` the most decode steps that may be launched ahead (0: none). ``host_overhead_s`` is the exposed
     host time of an iteration. ``waited_s`` is how long the decodes' last tokens will have waited when this iteration
-    starts, beyond that overhead: what was left of the previous window after its last decode step
+    starts, beyond that overhead: what was left of the previous window after its last decode step or first tokens
     (:attr:`Decision.left_s`, or as measured), 0 after any other iteration.
     """
 
@@ -93,8 +93,9 @@ class CandidateTable:
     ``look_ahead_steps`` counts decode steps: k in a window, 1 in a mixed batch, 0 if nothing decodes. ``predicted_s``,
     ``upper_s`` and ``roofline_s`` are of the whole iteration, without the host's overhead. ``largest_gap_s`` bounds
     the time between two tokens of a running request, with overheads and, for a window, the wait for the next
-    iteration's token. ``left_s`` bounds what is left of the iteration after its last decode step. ``tokens_per_s`` is
-    the objective: tokens of both phases per second of predicted time. ``feasible`` (0 or 1): the constraint holds.
+    iteration's token. ``left_s`` bounds how long a request's last token has waited when the iteration ends: what is
+    left of a window after its last decode step, or after its first tokens. ``tokens_per_s`` is the objective: tokens
+    of both phases per second of predicted time. ``feasible`` (0 or 1): the constraint holds.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (

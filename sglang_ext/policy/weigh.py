@@ -61,9 +61,7 @@ class Weighing:
             overhead_s = self._overhead_s()
             limit_s = within(self.situation.tbt_slo_s) - overhead_s
             tolerance_s = SAME * (float(self._coarse.upper_s[0]) + overhead_s)
-            chunk = largest_chunk(
-                self._coarse, self.whole, self._forwards.mixed, self._offered, limit_s, tolerance_s
-            )
+            chunk = largest_chunk(self._coarse, self.whole, self._forwards.mixed, self._offered, limit_s, tolerance_s)
             found.append(self._mixed_plan(CHUNKED, chunk))
         if self.situation.waited_s > 0:
             found.append(self._mixed_plan(TEMPORAL, self._decode_alone))
@@ -71,13 +69,13 @@ class Weighing:
 
     def window_plans(self) -> FloatArray:
         """The best window of each division, as columns of a candidate table [12, n]."""
-        layout, windows = self._windows(SHARES, self._most_steps - 1)
+        layout, windows = self._windows(SHARES)
         return best_windows(windows, layout, self.situation, self._next_upper_s, self._most_steps)
 
     def duet_plans(self) -> FloatArray:
         """Every plan that DuetServe's algorithm visits, by its own constraint and objective, likewise."""
         situation = self.situation
-        layout, windows = self._windows((1,), 0)
+        layout, windows = self._windows((1,))
         visited = duet(
             windows.halves.decode_s[0],
             windows.halves.prefill_s[0],
@@ -87,17 +85,16 @@ class Weighing:
             self._most_steps,
             layout.concurrent,
         )
-        weighed = weigh(windows, situation, visited.steps[None], self._next_upper_s, layout.concurrent)
-        weighed = weighed._replace(tokens_per_s=visited.tokens_per_s[None])
-        division, which = (index.ravel() for index in np.indices(visited.steps.shape))
-        return lay_down(windows, layout, weighed, visited.allowed[None], (np.zeros_like(division), division, which))
+        weighed = weigh(windows, situation, visited.steps[:, None], self._next_upper_s, layout.concurrent)
+        weighed = weighed._replace(tokens_per_s=visited.tokens_per_s[:, None])
+        division, which = (index.ravel() for index in np.indices(visited.steps.shape[::-1]))
+        return lay_down(windows, layout, weighed, visited.allowed[:, None], (which, np.zeros_like(which), division))
 
-    def _windows(self, shares: tuple[int, ...], grown: int) -> tuple[Layout, Windows]:
-        settings = self.settings
-        layout = lay_out(WINDOW_MODES[settings.mode], self._levels, self._model.total_tpcs, settings.concurrent)
-        steps = self._forwards.steps(layout.decode_tpcs, grown)
-        prefills = self._forwards.prefills(prefill_sizes(self._offered, shares), layout.prefill_tpcs)
-        return layout, predict_windows(self._model, layout, steps, prefills)
+    def _windows(self, shares: tuple[int, ...]) -> tuple[Layout, Windows]:
+        settings, budgets = self.settings, prefill_sizes(self._offered, shares)
+        modes = WINDOW_MODES[settings.mode]
+        layout = lay_out(modes, self._levels, self._model.total_tpcs, settings.concurrent, len(budgets))
+        return layout, predict_windows(self._model, layout, *self._forwards.halves(budgets, layout))
 
     def _overhead_s(self) -> float:
         return self.situation.host_overhead_s + self.situation.waited_s
@@ -108,8 +105,9 @@ class Weighing:
 
 def mixed_plan(mode: int, times: MixedTimes, decodes: int, tpcs: int, situation: Situation) -> FloatArray:
     """One mixed batch as a column of a candidate table [12, 1]; without decodes it brings no gap."""
-    upper_s, host_s = float(times.upper_s[0]), situation.host_overhead_s
+    mean_s, upper_s, host_s = float(times.mean_s[0]), float(times.upper_s[0]), situation.host_overhead_s
     gap_s = mixed_gap_s(upper_s, host_s + situation.waited_s) if decodes else 0.0
+    tokens = decodes + int(times.prefill_tokens[0])
     return plans(
         1,
         mode=mode,
@@ -117,11 +115,11 @@ def mixed_plan(mode: int, times: MixedTimes, decodes: int, tpcs: int, situation:
         prefill_tpcs=tpcs,
         decode_tpcs=tpcs,
         look_ahead_steps=1 if decodes else 0,
-        predicted_s=times.mean_s,
-        upper_s=times.upper_s,
+        predicted_s=mean_s,
+        upper_s=upper_s,
         roofline_s=times.roofline_s,
         largest_gap_s=gap_s,
-        tokens_per_s=(decodes + times.prefill_tokens) / (times.mean_s + host_s),
+        tokens_per_s=tokens / (mean_s + host_s) if tokens else 0.0,
         feasible=gap_s <= within(situation.tbt_slo_s),
         left_s=0.0,
     )

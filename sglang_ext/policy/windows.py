@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sglang_ext.policy.duet import duration_s, steps_between
-from sglang_ext.policy.forwards import Prefills
+from sglang_ext.policy.forwards import Sizes
 from sglang_ext.policy.gaps import Halves, least_steps, window_gaps, within
 from sglang_ext.policy.layout import Layout
 from sglang_ext.policy.prefill import Offer
@@ -34,8 +34,8 @@ class Windows(NamedTuple):
     """[p, 1]: prefill budget"""
     prefill_tokens: IntArray
     """[p, 1]: tokens that it buys"""
-    begins: FloatArray
-    """[p, 1]: 1 where a prompt ends, which makes a first token"""
+    begins: BoolArray
+    """[p, 1]: whether a prompt ends, which makes a first token"""
     halves: Halves
     decode_roofline_s: FloatArray
     prefill_roofline_s: FloatArray
@@ -48,32 +48,26 @@ def prefill_sizes(offer: Offer, shares: tuple[int, ...]) -> IntArray:
     return np.array(sizes, dtype=np.int64) * offer.page
 
 
-def predict_windows(model: Model, layout: Layout, steps: Terms, prefills: Prefills) -> Windows:
-    """Predict each division of ``layout`` for each budget of ``prefills``.
+def predict_windows(model: Model, layout: Layout, sizes: Sizes, halves: Terms) -> Windows:
+    """Predict each division of ``layout`` for each of the ``sizes``; ``halves`` are terms of all that they consist of.
 
-    ``steps`` are a decode step on each of the layout's ``decode_tpcs``; ``prefills`` run on each of its
-    ``prefill_tpcs``. Each half is predicted beside the other, where they run at once.
+    Each half is predicted beside the other, where they run at once.
     """
-    sizes, parts = len(prefills.budgets), len(layout.prefill_tpcs)
-    shape = (sizes, len(layout.mode))
-    step_terms = steps.take(np.tile(layout.decode_index, sizes))
-    prefill_terms = prefills.terms.take((np.arange(sizes)[:, None] * parts + layout.prefill_index).ravel())
-    step = model.predict(step_terms, prefill_terms if layout.concurrent else None)
-    prefill = model.predict(prefill_terms, step_terms if layout.concurrent else None)
-    decode_s, decode_upper_s, decode_roofline_s = (column.reshape(shape) for column in step)
-    prefill_s, prefill_upper_s, prefill_roofline_s = (column.reshape(shape) for column in prefill)
+    shape = (2, len(sizes.budgets), len(layout.mode))
+    beside = halves.take(layout.beside) if layout.concurrent else None
+    mean_s, upper_s, roofline_s = (time.reshape(shape) for time in model.predict(halves.take(layout.own), beside))
     return Windows(
-        prefills.budgets[:, None],
-        prefills.tokens[:, None],
-        (prefills.ended > 0).astype(np.float64)[:, None],
-        Halves(decode_s, decode_upper_s, prefill_s, prefill_upper_s),
-        decode_roofline_s,
-        prefill_roofline_s,
+        sizes.budgets[:, None],
+        sizes.tokens[:, None],
+        (sizes.ended > 0)[:, None],
+        Halves(mean_s[0], upper_s[0], mean_s[1], upper_s[1]),
+        roofline_s[0],
+        roofline_s[1],
     )
 
 
 class Plans(NamedTuple):
-    """Windows with a number of steps each [p, n, 2]."""
+    """Windows with a number of steps each [2, p, n]."""
 
     steps: FloatArray
     predicted_s: FloatArray
@@ -83,21 +77,12 @@ class Plans(NamedTuple):
 
 
 def weigh(windows: Windows, situation: Situation, steps: FloatArray, next_upper_s: float, concurrent: bool) -> Plans:
-    """Duration, gaps and rate of every window for every number of steps [p, n, 2]."""
-    halves = Halves(*(column[..., None] for column in windows.halves))
-    gaps = window_gaps(
-        halves,
-        steps,
-        windows.begins[..., None],
-        next_upper_s,
-        situation.host_overhead_s,
-        situation.waited_s,
-        concurrent,
-    )
+    """Duration, gaps and rate of every window for every number of steps [2, p, n]."""
+    halves, host_s = windows.halves, situation.host_overhead_s
+    gaps = window_gaps(halves, steps, windows.begins, next_upper_s, host_s, situation.waited_s, concurrent)
     predicted_s = duration_s(steps, halves.decode_s, halves.prefill_s, concurrent)
-    tokens = steps * len(situation.decode_context) + windows.prefill_tokens[..., None]
-    rate = tokens / (predicted_s + situation.host_overhead_s)
-    return Plans(steps, predicted_s, gaps.largest_s, np.broadcast_to(gaps.left_s, steps.shape), rate)
+    rate = (steps * len(situation.decode_context) + windows.prefill_tokens) / (predicted_s + host_s)
+    return Plans(steps, predicted_s, gaps.largest_s, gaps.left_s, rate)
 
 
 def best_windows(
@@ -105,43 +90,42 @@ def best_windows(
 ) -> FloatArray:
     """The best plan of each division, as columns of a candidate table [12, n].
 
-    Of a division's plans (sizes of the prefill × two values of k) it is the feasible one of the highest rate, else the
-    one whose largest gap is smallest. k is the article's ⌊t_p/t_d⌋ or one more, raised to the least that keeps the
-    gap across the window's end: no other k is feasible at a higher rate. Both are within 1 and ``most_steps`` ≥ 1.
+    Of a division's plans (two values of k × sizes of the prefill) it is the feasible one of the highest rate, else the
+    one whose largest gap is smallest. k is the article's ⌊t_p/t_d⌋ or one more, where the halves run at once raised
+    to the least that keeps the gap across the window's end: then no other k is feasible at a higher rate. Both are
+    within 1 and ``most_steps`` ≥ 1.
     """
-    halves = windows.halves
-    least = least_steps(halves, next_upper_s, situation.host_overhead_s, situation.tbt_slo_s, layout.concurrent)
+    halves, limit_s = windows.halves, within(situation.tbt_slo_s)
     steps = steps_between(halves.decode_s, halves.prefill_s, most_steps)
-    steps = np.clip(np.maximum(steps, least[..., None]), 1.0, most_steps)
+    if layout.concurrent:
+        least = least_steps(halves, next_upper_s, situation.host_overhead_s, limit_s)
+        steps = np.minimum(np.maximum(steps, least), most_steps)
     weighed = weigh(windows, situation, steps, next_upper_s, layout.concurrent)
-    feasible = weighed.largest_gap_s <= within(situation.tbt_slo_s)
+    feasible = weighed.largest_gap_s <= limit_s
     score = np.where(feasible, weighed.tokens_per_s, -weighed.largest_gap_s)
-    divisions = len(layout.mode)
-    flat = score.transpose(1, 0, 2).reshape(divisions, -1).argmax(axis=1)
-    size, which = np.divmod(flat, 2)
-    return lay_down(windows, layout, weighed, feasible, (size, np.arange(divisions), which))
+    sizes, divisions = windows.halves.decode_s.shape
+    which, size = np.divmod(score.reshape(2 * sizes, divisions).argmax(axis=0), sizes)
+    return lay_down(windows, layout, weighed, feasible, (which, size, np.arange(divisions)))
 
 
 def lay_down(
     windows: Windows, layout: Layout, weighed: Plans, feasible: BoolArray, pick: tuple[IntArray, IntArray, IntArray]
 ) -> FloatArray:
-    """The plans at ``pick`` (size, division, which k; [m] each) as columns of a candidate table [12, m]."""
-    size, division, _ = pick
+    """The plans at ``pick`` (which k, size, division; [m] each) as columns of a candidate table [12, m]."""
+    _, size, division = pick
     window = (size, division)
-    halves = windows.halves
+    halves, concurrent = windows.halves, layout.concurrent
     steps = weighed.steps[pick]
     return plans(
         len(size),
         mode=layout.mode[division],
         prefill_tokens=windows.budgets[size, 0],
-        prefill_tpcs=layout.prefill_tpcs[layout.prefill_index[division]],
-        decode_tpcs=layout.decode_tpcs[layout.decode_index[division]],
+        prefill_tpcs=layout.prefill_tpcs[division],
+        decode_tpcs=layout.decode_tpcs[division],
         look_ahead_steps=steps,
         predicted_s=weighed.predicted_s[pick],
-        upper_s=duration_s(steps, halves.decode_upper_s[window], halves.prefill_upper_s[window], layout.concurrent),
-        roofline_s=duration_s(
-            steps, windows.decode_roofline_s[window], windows.prefill_roofline_s[window], layout.concurrent
-        ),
+        upper_s=duration_s(steps, halves.decode_upper_s[window], halves.prefill_upper_s[window], concurrent),
+        roofline_s=duration_s(steps, windows.decode_roofline_s[window], windows.prefill_roofline_s[window], concurrent),
         largest_gap_s=weighed.largest_gap_s[pick],
         tokens_per_s=weighed.tokens_per_s[pick],
         feasible=feasible[pick],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,20 @@ def test_the_pool_stays_within_its_share_of_memory(tmp_path_factory: pytest.Temp
 
 def test_available_memory_is_that_of_a_computer() -> None:
     assert 2**26 < available_memory_bytes() < 2**50
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "binding"),
+    [({0, 1}, 2, "0|1"), ({4, 5, 6, 7}, 2, "4,5|6,7"), ({0, 1, 2}, 2, "0|1"), ({0}, 1, None), ({3}, 2, "3|3")],
+)
+def test_ranks_share_the_cores(
+    cores: set[int], ranks: int, binding: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.setattr(os, "environ", {})
+    cpu.bind_ranks(ranks)
+    assert os.environ.get("SGLANG_CPU_OMP_THREADS_BIND") == binding
+    if binding is not None:
+        os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "chosen"
+        cpu.bind_ranks(ranks)
+        assert os.environ["SGLANG_CPU_OMP_THREADS_BIND"] == "chosen"

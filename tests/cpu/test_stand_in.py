@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -63,7 +64,7 @@ PREPARE = """
     from sglang_ext import cpu
     print(cpu.prepare())
     print(os.environ.get("SGLANG_USE_CPU_ENGINE"), os.environ.get("TRITON_INTERPRET"))
-    print(str(cpu.STAND_IN) in sys.path)
+    print(str(cpu.STAND_IN) in sys.path, os.environ.get("OMP_NUM_THREADS"))
     assert not {"torch", "numpy", "sglang"} & sys.modules.keys()
     before = list(sys.path)
     cpu.prepare()
@@ -72,13 +73,14 @@ PREPARE = """
 
 
 def test_prepare_on_a_cpu() -> None:
-    assert run(PREPARE, env={"CUDA_VISIBLE_DEVICES": ""}).split() == ["True", "1", "1", "True"]
+    threads = str(max(1, len(os.sched_getaffinity(0)) - 1))
+    assert run(PREPARE, env={"CUDA_VISIBLE_DEVICES": ""}).split() == ["True", "1", "1", "True", threads]
 
 
 def test_prepare_leaves_what_the_user_chose() -> None:
-    env = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
-    assert run(PREPARE, env=env).split() == ["True", "1", "0", "True"]
-    assert run(PREPARE, env={"SGLANG_USE_CPU_ENGINE": "0"}).split() == ["False", "0", "None", "False"]
+    env = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "5"}
+    assert run(PREPARE, env=env).split() == ["True", "1", "0", "True", "5"]
+    assert run(PREPARE, env={"SGLANG_USE_CPU_ENGINE": "0"}).split() == ["False", "0", "None", "False", "None"]
 
 
 def test_an_installed_kernel_package_that_loads_is_preferred(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from learner.pool import VERSION_BLOCK, EstimatorPool, LearntModel
+from learner.pool import VERSION_BLOCK, WORTH_SAVING, EstimatorPool, LearntModel
 from learner.records import Header, Iteration
 from learner.snapshot import Snapshot
 from learner.store import StateStore
@@ -18,16 +18,17 @@ ONE = iteration(1, stream("decode", [1], [10], [0.01]))
 
 
 class Obedient:
-    """Counts iterations; its state is that count."""
+    """Counts iterations, each as enough samples to be worth saving; its state is that count."""
 
     def __init__(self, header: Header) -> None:
         self.count = 0
+        self.rejected = 0
         self.failure: Exception | None = None
         self.margin = 1.1
 
     def observe(self, iteration: Iteration) -> int:
         self.count += 1
-        return 1
+        return WORTH_SAVING
 
     def ready(self) -> bool:
         return self.count > 0
@@ -36,7 +37,9 @@ class Obedient:
         if self.failure is not None:
             raise self.failure
         plain = Snapshot.roofline()
-        return msgspec.structs.replace(plain, samples=self.count, margin=[self.margin] * len(plain.margin))
+        return msgspec.structs.replace(
+            plain, samples=self.count * WORTH_SAVING, margin=[self.margin] * len(plain.margin)
+        )
 
     def state(self) -> bytes:
         return b"%d" % self.count
@@ -78,7 +81,7 @@ def test_snapshots_carry_key_learner_and_rising_versions() -> None:
     assert published(models[-1]) == 3
     snapshot = models[-1].snapshot
     assert snapshot is not None
-    assert (snapshot.key, snapshot.learner_id, snapshot.samples) == (header().key, "one", 1)
+    assert (snapshot.key, snapshot.learner_id, snapshot.samples) == (header().key, "one", WORTH_SAVING)
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
@@ -100,7 +103,7 @@ def test_versions_rise_over_restarts(tmp_path: Path, fits: int, clean: bool) -> 
     second = pool(tmp_path, "two", clock)
     restored = second.open(header())
     assert published(restored) > fits
-    assert restored.samples == 1
+    assert restored.samples == WORTH_SAVING
     if clean:
         assert published(restored) == fits + 1
 
@@ -119,7 +122,7 @@ def test_saving_in_between_keeps_the_reserved_versions(tmp_path: Path) -> None:
     second = pool(tmp_path, "two", clock)
     restored = second.open(header())
     assert published(restored) > 4
-    assert restored.samples == 3
+    assert restored.samples == 3 * WORTH_SAVING
 
 
 def test_refits_keep_to_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +131,7 @@ def test_refits_keep_to_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     some = pool(None, clock=clock)
     some.observe(some.open(header()), ONE)
     ticks = iter([0.0, 2.0, 0.0, 0.001])
-    monkeypatch.setattr("learner.pool.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("learner.pool.time.thread_time", lambda: next(ticks))
     assert some.refit() is not None
     for now, due in ((0.0, False), (17.9, False), (18.1, True), (18.2, False)):
         clock.now = now
@@ -206,6 +209,24 @@ def test_state_that_the_estimator_refuses_is_set_aside(tmp_path: Path) -> None:
     assert file.path.with_suffix(".corrupt").exists()
     some.observe(model, ONE)
     assert published(refit(some, clock)) == 42
+
+
+def test_what_is_hardly_learnt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Obedient, "observe", lambda self, iteration: 1)
+    monkeypatch.setattr(Obedient, "ready", lambda self: True)
+    clock = Clock()
+    some = pool(tmp_path, clock=clock, limit=1)
+    for number in range(5):
+        some.observe(some.open(header(f"stray {number}")), ONE)
+        refit(some, clock)
+        some.save()
+    some.close()
+    assert list(tmp_path.iterdir()) == []
+    model = some.open(header())
+    for _ in range(WORTH_SAVING):
+        some.observe(model, ONE)
+    some.close()
+    assert len(list(tmp_path.glob("*.state"))) == 1
 
 
 def test_without_a_store_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

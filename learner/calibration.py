@@ -1,0 +1,119 @@
+"""What is kept about one group of forwards (a phase, alone or beside another stream) to level and bound its means."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from learner.conformal import AdaptiveLevel, undisturbed_quantile
+from learner.window import Batch, Window, WindowState
+
+FloatArray = npt.NDArray[np.float64]
+
+# What a margin looks back on, and the newest of it that an offset does.
+RECENT_SAMPLES, OFFSET_SAMPLES = 320, 48
+# The correction counts once it has been judged on this many samples; errors are averaged over about as many.
+JUDGED_SAMPLES = 64
+# It must err less than this multiple of what the mean without it does.
+JUDGED_RATIO = 0.98
+# Newest residuals that, all but a few on one side and by this much in the median, say that the past is stale.
+DRIFT_SAMPLES, DRIFT, DRIFT_AGREEMENT = 24, 0.2, 0.9
+# Fewer residuals than this give no margin.
+LEAST_SCORES = 20
+
+
+class CalibrationState(msgspec.Struct, frozen=True):
+    """A calibration's content for a state file."""
+
+    recent: WindowState
+    alpha: float
+    stale_before: int
+    judged: int
+    error: float
+    corrected_error: float
+
+
+class Calibration:
+    """Recent samples, miss level and drift of one group."""
+
+    def __init__(self, target: float) -> None:
+        self._recent = Window(RECENT_SAMPLES, RECENT_SAMPLES)
+        self._level = AdaptiveLevel(target)
+        self._residuals: deque[float] = deque(maxlen=DRIFT_SAMPLES)
+        self._judged = 0
+        self._error = self._corrected_error = 0.0
+        # Samples accepted before this one are from before the newest drift.
+        self.stale_before = 0
+        # Medians of log(measured / mean) over recent samples, without the correction and with it.
+        self.centre = self.corrected_centre = 0.0
+
+    def judge(self, residual: float, correction: float, published: float, missed: bool) -> None:
+        """Take note of how well a sample was predicted.
+
+        ``residual``: log(measured / physical terms); ``correction``: the log correction it would have had;
+        ``published``: log(measured / mean); ``missed``: whether it exceeded its upper bound.
+        """
+        self._level.update(missed)
+        self._residuals.append(published)
+        self._judged += 1
+        share = 1.0 / min(self._judged, JUDGED_SAMPLES)
+        self._error += share * (abs(residual - self.centre) - self._error)
+        corrected = abs(residual - correction - self.corrected_centre)
+        self._corrected_error += share * (corrected - self._corrected_error)
+
+    def add(self, columns: FloatArray, contention: FloatArray, sample: tuple[float, float, int, float, int]) -> None:
+        """Remember a sample; see :meth:`learner.window.Window.add`."""
+        self._recent.add(columns, contention, *sample)
+
+    def drifted(self, serial: int) -> bool:
+        """Whether the newest residuals contradict the model; if so what came before them counts as stale."""
+        # The sum is a cheap test that nearly always says no.
+        if len(self._residuals) < DRIFT_SAMPLES or abs(sum(self._residuals)) < 0.5 * DRIFT * DRIFT_SAMPLES:
+            return False
+        residuals = np.array(self._residuals)
+        if abs(float(np.median(residuals))) < DRIFT:
+            return False
+        positive = float((residuals > 0.0).mean())
+        if max(positive, 1.0 - positive) < DRIFT_AGREEMENT:
+            return False
+        self._residuals.clear()
+        self.stale_before = serial - DRIFT_SAMPLES
+        return True
+
+    def recent(self) -> Batch:
+        """The newest samples since the last drift, oldest first."""
+        batch = self._recent.batch()
+        return batch.take(batch.serial >= self.stale_before)
+
+    @property
+    def correction_weight(self) -> float:
+        """1 while the correction has proved itself, else 0."""
+        proved = self._judged >= JUDGED_SAMPLES and self._corrected_error < JUDGED_RATIO * self._error
+        return 1.0 if proved else 0.0
+
+    def margin(self, scores: FloatArray) -> float | None:
+        """Log margin over the mean for these log residuals; None if they are too few."""
+        return undisturbed_quantile(scores, self._level.alpha) if scores.size >= LEAST_SCORES else None
+
+    def state(self) -> CalibrationState:
+        """Content for a state file."""
+        return CalibrationState(
+            self._recent.state(),
+            self._level.alpha,
+            self.stale_before,
+            self._judged,
+            self._error,
+            self._corrected_error,
+        )
+
+    def restore(self, state: CalibrationState) -> None:
+        """Replace the content by a state's. Raises ValueError if it is unsound."""
+        if not np.isfinite([state.alpha, state.error, state.corrected_error]).all():
+            raise ValueError("a stored calibration holds numbers that are not finite")
+        self._recent.restore(state.recent)
+        self._level = AdaptiveLevel(self._level.target, state.alpha)
+        self.stale_before, self._judged = state.stale_before, state.judged
+        self._error, self._corrected_error = state.error, state.corrected_error

@@ -1,0 +1,51 @@
+"""In which order the waiting requests are admitted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_ext.policy.types import FloatArray, IntArray, Model
+
+PATIENCE_S = 30.0
+"""A request this long past its deadline goes before all that are not."""
+
+AGEING_TOKENS_PER_S = 1000.0
+"""Among those past hope of their deadline, a second of waiting makes up for so many tokens of length."""
+
+
+def prefill_alone_s(model: Model, new: IntArray, cached: IntArray) -> FloatArray:
+    """Predicted time of each request's remaining prefill alone on the whole device [n], one forward each."""
+    terms = model.terms(new[:, None], cached[:, None], 1, model.total_tpcs)
+    return model.predict(terms).mean_s
+
+
+def order_queue(
+    now_s: float,
+    arrival_s: FloatArray,
+    ttft_slo_s: FloatArray | float,
+    uncached_tokens: IntArray,
+    prefill_s: FloatArray,
+    patience_s: float = PATIENCE_S,
+    ageing_tokens_per_s: float = AGEING_TOKENS_PER_S,
+) -> IntArray:
+    """Permutation [n] of the waiting requests, first to be admitted first; equals keep their order.
+
+    ``arrival_s`` [n] is on the clock of ``now_s``; ``ttft_slo_s`` the target, one or [n]; ``uncached_tokens`` [n];
+    ``prefill_s`` [n] the predicted time of the remaining prefill alone (:func:`prefill_alone_s`). Three classes, in
+    this order:
+
+    1. those more than ``patience_s`` past their deadline, by arrival;
+    2. those that can still meet it (now + ``prefill_s`` ≤ arrival + target), by earliest deadline (ConfluxServe);
+    3. the rest, shortest first by uncached tokens, less ``ageing_tokens_per_s`` for each second waited. Between two
+       requests that difference does not change with time, so one of n tokens is passed only by what arrives within
+       n / ``ageing_tokens_per_s`` after it.
+
+    So nothing starves: a request is first at the latest when it has waited its target and ``patience_s``, and all that
+    arrived before it are gone.
+    """
+    deadline_s = arrival_s + ttft_slo_s
+    late = now_s + prefill_s > deadline_s
+    key = np.where(late, uncached_tokens + ageing_tokens_per_s * (arrival_s - now_s), deadline_s)
+    overdue = late & (now_s - deadline_s > patience_s)
+    key[overdue] = arrival_s[overdue]
+    return np.lexsort((key, np.where(overdue, 0, np.where(late, 2, 1))))

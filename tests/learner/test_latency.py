@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner import LatencyModel, Snapshot, Terms
+from learner.columns import LOG_FEATURES, PHASES, TERM_COLUMNS, TERMS
+from learner.contention import CONTENTION_COLUMNS, CONTENTION_TERMS
+from learner.snapshot import COLD_MARGIN, GROUPS, KNOTS, MAX_CORRECTION
+from tests.learner.test_roofline import SHAPE, Request, requests
+from tests.learner.worlds import CPU, H200, LARGE
+
+MODEL = LatencyModel(SHAPE, H200)
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """Sound snapshots with numbers anywhere inside the bounds."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    # Counts cost microseconds; times are multiples of themselves.
+    unit = np.array([1.0 if name.endswith("_s") else 1e-5 for name in TERM_COLUMNS])
+    low = random.uniform(0.01, 0.5, GROUPS)
+    return Snapshot(
+        version=draw(st.integers(1, 1000)),
+        coefficients=(unit * random.exponential(1.0, TERMS) * (random.random(TERMS) < 0.6)).tolist(),
+        contention=(0.3 * random.exponential(1.0, CONTENTION_TERMS) * [1e-4, 1, 1, 1, 1, 1]).tolist(),
+        correction=random.uniform(-0.3, 0.3, LOG_FEATURES * KNOTS).tolist(),
+        correction_weight=random.choice([0.0, 1.0], GROUPS).tolist(),
+        offset=random.uniform(-1.0, 1.0, GROUPS).tolist(),
+        margin=random.uniform(1.0, 2.0, GROUPS).tolist(),
+        min_ratio=low.tolist(),
+        max_ratio=(low * 10.0 ** random.uniform(0.0, 3.0, GROUPS)).tolist(),
+    )
+
+
+batches = st.lists(requests, min_size=1, max_size=6)
+
+
+def terms_of(batch: list[Request], tpcs: object) -> Terms:
+    q, c = np.array(batch).T
+    return MODEL.terms(q, c, int((q > 0).sum()), tpcs)  # type: ignore[arg-type]
+
+
+@given(batches)
+def test_without_a_snapshot_it_is_the_roofline(batch: list[Request]) -> None:
+    terms = terms_of(batch, [1, 20, 66])
+    predicted = MODEL.predict(terms)
+    np.testing.assert_allclose(predicted.mean_s, terms.roofline_s, rtol=1e-12)
+    np.testing.assert_allclose(predicted.upper_s, COLD_MARGIN * terms.roofline_s, rtol=1e-12)
+    assert MODEL.version == 0
+    assert MODEL.total_tpcs == 66
+
+
+@given(snapshots(), batches)
+def test_never_slower_with_more_tpcs(snapshot: Snapshot, batch: list[Request]) -> None:
+    predicted = MODEL.with_snapshot(snapshot).predict(terms_of(batch, np.arange(1, 67)))
+    for column in predicted:
+        assert (np.diff(column) <= 1e-9 * column[:-1]).all()
+
+
+@given(snapshots(), batches, batches, st.integers(1, 66))
+def test_never_slower_with_more_tpcs_beside_another(
+    snapshot: Snapshot, batch: list[Request], other: list[Request], other_tpcs: int
+) -> None:
+    model = MODEL.with_snapshot(snapshot)
+    beside = terms_of(other, other_tpcs)
+    for low, high in ((1, 66 - other_tpcs), (67 - other_tpcs, 66)):  # disjoint sets of TPCs, then overlapping ones
+        predicted = model.predict(terms_of(batch, np.arange(low, max(low, high) + 1)), beside)
+        for column in predicted:
+            assert (np.diff(column) <= 1e-9 * column[:-1]).all()
+
+
+@given(snapshots(), batches)
+def test_stays_within_the_bounds(snapshot: Snapshot, batch: list[Request]) -> None:
+    terms = terms_of(batch, [1, 7, 66])
+    predicted = MODEL.with_snapshot(snapshot).predict(terms)
+    phase = int(terms.column("phase")[0])
+    assert (predicted.mean_s >= snapshot.min_ratio[phase] * terms.roofline_s * (1 - 1e-12)).all()
+    assert (predicted.mean_s <= snapshot.max_ratio[phase] * terms.roofline_s * (1 + 1e-12)).all()
+    np.testing.assert_allclose(predicted.upper_s, predicted.mean_s * snapshot.margin[phase])
+    assert (predicted.upper_s >= predicted.mean_s).all()
+    assert predicted.roofline_s is terms.roofline_s
+
+
+@given(snapshots(), batches, st.integers(1, 4))
+def test_padding_costs_nothing(snapshot: Snapshot, batch: list[Request], padding: int) -> None:
+    model = MODEL.with_snapshot(snapshot)
+    padded = model.predict(terms_of([*batch, *[(0, 123)] * padding], [3, 66]))
+    for column, expected in zip(padded, model.predict(terms_of(batch, [3, 66])), strict=True):
+        np.testing.assert_allclose(column, expected, rtol=1e-9)
+
+
+@given(snapshots(), st.lists(batches, min_size=2, max_size=5), batches)
+def test_rows_do_not_see_each_other(snapshot: Snapshot, rows: list[list[Request]], other: list[Request]) -> None:
+    model = MODEL.with_snapshot(snapshot)
+    width = max(map(len, rows))
+    q = np.array([[q for q, _ in row] + [0] * (width - len(row)) for row in rows])
+    c = np.array([[c for _, c in row] + [0] * (width - len(row)) for row in rows])
+    tpcs = np.arange(len(rows)) * 7 + 1
+    together = model.terms(q, c, 1, tpcs)
+    beside = terms_of(other, 30)
+    for at in range(len(rows)):
+        alone = model.terms(q[at], c[at], 1, tpcs[at])
+        for other_terms in (None, beside):
+            mean = model.predict(together, other_terms).mean_s[at]
+            np.testing.assert_allclose(mean, model.predict(alone, other_terms).mean_s[0])
+        np.testing.assert_allclose(model.predict(together.take([at])).upper_s, model.predict(alone).upper_s)
+
+
+def reference(snapshot: Snapshot, terms: Terms, beside: Terms | None) -> list[float]:
+    """The mean by its definition, one forward at a time."""
+    out = []
+    for row in range(len(terms)):
+        mean = sum(a * b for a, b in zip(snapshot.coefficients, terms.matrix[row, :TERMS], strict=True))
+        group = int(terms.column("phase")[row])
+        if beside is not None:
+            columns = MODEL.contention_columns(terms.take([row]), beside.take([row if len(beside) > 1 else 0]))
+            mean += float(np.dot(snapshot.contention, columns[:, 0]))
+            group += len(PHASES) * int(columns[0, 0])
+        correction = 0.0
+        for feature, x in enumerate(terms.matrix[row, -LOG_FEATURES:]):
+            knots = snapshot.correction[feature * KNOTS : (feature + 1) * KNOTS]
+            correction += float(np.interp(x, np.arange(KNOTS), knots))
+        correction = min(max(correction, -MAX_CORRECTION), MAX_CORRECTION)
+        mean *= np.exp(snapshot.offset[group] + snapshot.correction_weight[group] * correction)
+        roofline = terms.roofline_s[row]
+        out.append(min(max(mean, snapshot.min_ratio[group] * roofline), snapshot.max_ratio[group] * roofline))
+    return out
+
+
+@settings(max_examples=50)
+@given(snapshots(), batches, batches)
+def test_mean_is_the_documented_sum(snapshot: Snapshot, batch: list[Request], other: list[Request]) -> None:
+    model = MODEL.with_snapshot(snapshot)
+    terms, beside = terms_of(batch, [1, 16, 50, 66]), terms_of(other, [20])
+    np.testing.assert_allclose(model.predict(terms).mean_s, reference(snapshot, terms, None), rtol=1e-9)
+    np.testing.assert_allclose(model.predict(terms, beside).mean_s, reference(snapshot, terms, beside), rtol=1e-9)
+
+
+def test_contention_before_anything_is_learnt() -> None:
+    """Decode slows down by 20–30 % and prefill by 15–20 % beside each other on disjoint TPCs; more on shared ones."""
+    model = LatencyModel(LARGE, H200)
+    decode, prefill = model.terms([1] * 32, [2048] * 32, 32, 16), model.terms([8192], [0], 1, 50)
+    assert 1.15 < model.predict(decode, prefill).mean_s[0] / model.predict(decode).mean_s[0] < 1.35
+    assert 1.1 < model.predict(prefill, decode).mean_s[0] / model.predict(prefill).mean_s[0] < 1.3
+    everywhere = model.terms([1] * 32, [2048] * 32, 32, 66)
+    assert model.predict(prefill, everywhere).mean_s[0] > 1.5 * model.predict(prefill).mean_s[0]
+    nothing = model.terms([0], [0], 0, 16)
+    np.testing.assert_array_equal(model.predict(prefill, nothing).mean_s, model.predict(prefill).mean_s)
+    assert model.predict(nothing, prefill).upper_s[0] == 0.0
+
+
+def test_contention_columns() -> None:
+    model = LatencyModel(LARGE, H200)
+    own = model.terms([1] * 32, [2048] * 32, 32, [16, 17, 50])
+    other = model.terms([4096], [0], 1, 50)
+    columns = dict(zip(CONTENTION_COLUMNS, model.contention_columns(own, other), strict=True))
+    np.testing.assert_array_equal(columns["beside_forward"], [1.0, 1.0, 1.0])
+    np.testing.assert_allclose(columns["beside_compute_s"], own.column("compute_s"))
+    np.testing.assert_allclose(columns["beside_memory_s"], own.column("memory_s"))
+    demand = other.column("memory_whole_s") / other.roofline_s
+    np.testing.assert_allclose(columns["beside_bandwidth_s"], own.column("memory_s") * demand)
+    # The other holds 50 of 66: 16 are disjoint, from 17 on some are shared and 16 are exclusive.
+    exclusive = model.terms([1] * 32, [2048] * 32, 32, 16)
+    for name in ("compute_s", "memory_s"):
+        expected = [0.0, exclusive.column(name)[0], exclusive.column(name)[0]]
+        np.testing.assert_allclose(columns[f"shared_{name}"], expected)
+
+
+def test_contexts_beyond_every_knot_are_predicted() -> None:
+    snapshot = msgspec.structs.replace(
+        Snapshot.roofline(), version=1, correction=[0.1] * (LOG_FEATURES * KNOTS), correction_weight=[1.0] * GROUPS
+    )
+    model = LatencyModel(LARGE, CPU, snapshot)
+    predicted = model.predict(model.terms([1, 2**40], [2**50, 0], 1, 1))
+    assert np.isfinite(predicted.upper_s).all()
+
+
+def test_an_unsound_snapshot_is_refused() -> None:
+    bad = msgspec.structs.replace(Snapshot.roofline(), coefficients=[-1.0] * TERMS)
+    with pytest.raises(ValueError, match="coefficients"):
+        LatencyModel(SHAPE, H200, bad)
+    with pytest.raises(ValueError, match="coefficients"):
+        MODEL.with_snapshot(bad)
+
+
+def test_a_new_snapshot_leaves_the_old_model_alone() -> None:
+    before = MODEL.predict(terms_of([(1, 50)], 9)).mean_s
+    newer = MODEL.with_snapshot(msgspec.structs.replace(Snapshot.roofline(), version=7, offset=[0.5] * GROUPS))
+    assert (newer.version, MODEL.version) == (7, 0)
+    np.testing.assert_array_equal(MODEL.predict(terms_of([(1, 50)], 9)).mean_s, before)
+    assert newer.predict(terms_of([(1, 50)], 9)).mean_s[0] > before[0]
+
+
+def test_importing_it_is_light() -> None:
+    code = "import sys, learner.estimator; print(sorted({name.split('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "learner" in done.stdout
+    assert not {"sklearn", "scipy", "matplotlib", "torch", "zmq"} & set(eval(done.stdout))
