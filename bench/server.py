@@ -136,7 +136,8 @@ class ServerProcess:
         """Raise :class:`ServerError` if the server is not running any more."""
         code = self.process.poll() if self.process else None
         if code is not None:
-            raise ServerError(f"the server ended with exit code {code} (log: {self.log})", self.log_tail())
+            last = self.log_tail(1).strip()[:300] or "it said nothing"
+            raise ServerError(f"the server ended with exit code {code}: {last} (log: {self.log})", self.log_tail())
 
     def wait(self) -> None:
         """Return never: raise :class:`ServerError` when the server has ended."""
@@ -148,7 +149,8 @@ class ServerProcess:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def log_tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log_text().splitlines()[-lines:])
+        said = [line for line in self.log_text().splitlines() if line.strip()]
+        return "\n".join(said[-lines:])
 
     def _wait_until_healthy(self, process: subprocess.Popen[bytes], on_wait: Callable[[float], None]) -> None:
         start = time.monotonic()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.model import NAME
 from sglang_ext.cpu import serves_on_cpu
 
-SERVED_NAME = "SmolLM2-135M-Instruct"
 CPU_TBT_SLO_MS = 400
 CPU_TTFT_SLO_MS = 5000
 
@@ -16,7 +16,7 @@ def server_args(model: Path, *, record: Path | None = None, mode: str = "auto") 
 
     On a CPU the targets are such as it can keep, and the precision is the one in which it prefills fastest.
     """
-    args = ["--model-path", str(model), "--served-model-name", SERVED_NAME, "--backend", "conflux", "--enable-metrics"]
+    args = ["--model-path", str(model), "--served-model-name", NAME, "--backend", "conflux", "--enable-metrics"]
     args += ["--conflux-mode", mode]
     if serves_on_cpu():
         args += ["--dtype", "float32"]

@@ -102,7 +102,7 @@ def _check_candidates(candidates: Candidates) -> None:
         raise InvalidRecordError(f"{rows} candidates; at most {MAX_CANDIDATES} are allowed")
     for what in candidates.__struct_fields__:
         _length(f"candidates.{what}", getattr(candidates, what), rows)
-    for text in candidates.mode:
+    for text in set(candidates.mode):
         _text("candidates.mode", text)
     for what, most in (
         ("prefill_tokens", MAX_TOKENS),

@@ -60,12 +60,14 @@ class EstimatorPool:
         *,
         limit: int = 8,
         clock: Callable[[], float] = time.monotonic,
+        may_fit: Callable[[], bool] = lambda: True,
         estimator: Callable[[Header], OnlineEstimator] = lambda header: OnlineEstimator(header.model, header.device),
     ) -> None:
         self._store = store
         self._learner_id = learner_id
         self._limit = limit
         self._clock = clock
+        self._may_fit = may_fit
         self._new_estimator = estimator
         self._models: dict[str, LearntModel] = {}
         self._uses = 0
@@ -100,7 +102,7 @@ class EstimatorPool:
 
     def refit(self) -> LearntModel | None:
         """Refit one model that is ready for it, if the budget allows; return it if it has a new snapshot."""
-        if self._clock() < self._next_fit_s:
+        if self._clock() < self._next_fit_s or not self._may_fit():
             return None
         ready = [model for model in self._models.values() if model.estimator.ready()]
         if not ready:
@@ -135,7 +137,8 @@ class EstimatorPool:
             model.estimator = self._new_estimator(header)
             return model
         logger.info("continuing from saved state, version %d: %s", saved.last_version, header.key)
-        self._fit(model)
+        if model.estimator.model.version > 0:
+            self._publish(model, model.estimator.model.snapshot)
         return model
 
     def _fit(self, model: LearntModel) -> bool:
@@ -149,8 +152,13 @@ class EstimatorPool:
         took_s = time.thread_time() - started_s
         model.fitted_s = self._clock()
         self._next_fit_s = self._clock() + max(REFIT_INTERVAL_S, took_s * (1.0 / REFIT_SHARE - 1.0))
-        if snapshot is None:
+        if snapshot is None or not self._publish(model, snapshot):
             return False
+        logger.info("version %d in %.0f ms from %d samples", model.version, 1e3 * took_s, snapshot.samples)
+        return True
+
+    def _publish(self, model: LearntModel, snapshot: Snapshot) -> bool:
+        """Give a snapshot the next version and make it the model's; False if it cannot be used."""
         snapshot = msgspec.structs.replace(
             snapshot, version=model.version + 1, key=model.header.key, learner_id=self._learner_id
         )
@@ -165,7 +173,6 @@ class EstimatorPool:
         model.unsaved = True
         if model.version > model.reserved_version:
             self._save(model, model.version + VERSION_BLOCK)
-        logger.info("version %d in %.0f ms from %d samples", model.version, 1e3 * took_s, snapshot.samples)
         return True
 
     def _save(self, model: LearntModel, last_version: int) -> None:

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         help="where to listen: ipc:///PATH or tcp://HOST:PORT (default: a new private unix socket, which is printed). "
         "Whoever reaches the address can feed the learner: nothing is authenticated",
     )
-    options.add_argument("--state-dir", type=Path, default=default_state_dir(), help="where learnt models are kept")
+    options.add_argument("--state-dir", type=Path, help="where learnt models are kept (default: ~/.cache/conflux)")
     options.add_argument("--no-save", action="store_true", help="neither read nor write learnt models")
     options.add_argument("--save-interval", type=float, default=SAVE_S, metavar="SECONDS", help="time between saves")
     options.add_argument("--watch-stdin", action="store_true", help="exit when stdin closes, as it does with a parent")
@@ -64,17 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.address is None:
             own = private_directory()
         address = check_address(options.address) if own is None else ipc_address(own)
-        store = None if options.no_save else StateStore(options.state_dir)
+        store = None if options.no_save else StateStore(options.state_dir or default_state_dir())
         socket = bound_socket(context, address)
-    except (AddressError, OSError) as error:
+    except (AddressError, OSError, RuntimeError, zmq.ZMQError) as error:
         reason = f"cannot listen on {options.address}: {error}" if isinstance(error, zmq.ZMQError) else str(error)
         print(f"conflux learner: error: {' '.join(reason.split())}", file=sys.stderr)
         context.term()
         return USAGE_ERROR
     log_to_stderr()
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: stopping.append(received))
     print(address, flush=True)
     try:
-        _serve(socket, store, address, options)
+        _serve(socket, store, address, options, stopping)
     finally:
         socket.close()
         context.term()
@@ -83,11 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _serve(socket: zmq.Socket[bytes], store: StateStore | None, address: str, options: argparse.Namespace) -> None:
+def _serve(
+    socket: zmq.Socket[bytes],
+    store: StateStore | None,
+    address: str,
+    options: argparse.Namespace,
+    stopping: list[int],
+) -> None:
     learner_id = uuid.uuid4().hex
-    stopping: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: stopping.append(received))
     parent = os.getppid()
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
@@ -95,7 +101,7 @@ def _serve(socket: zmq.Socket[bytes], store: StateStore | None, address: str, op
         from setproctitle import setproctitle
 
         setproctitle("conflux::learner")
-    logger.info("listening on %s; state in %s", address, options.state_dir if store is not None else "memory only")
+    logger.info("listening on %s; state in %s", address, store.directory if store is not None else "memory only")
     if not is_private(address):
         logger.warning("other machines can reach %s, and nothing is authenticated", address)
 
@@ -105,12 +111,12 @@ def _serve(socket: zmq.Socket[bytes], store: StateStore | None, address: str, op
 
     # One thread of linear algebra: what is loaded by now is told so, the rest reads the environment when it is loaded.
     os.environ.update(dict.fromkeys(THREAD_COUNTS, "1"))
-    # Takes seconds, in which schedulers want an answer; the first fit waits for it.
-    threading.Thread(target=importlib.import_module, args=("sklearn.linear_model",), name="load").start()
+    # Takes seconds, in which schedulers are to be answered and heard; the first fit waits for it.
+    loading = threading.Thread(target=importlib.import_module, args=("sklearn.linear_model",), name="load")
+    loading.start()
     with threadpoolctl.threadpool_limits(1):
-        server = LearnerServer(
-            socket, EstimatorPool(store, learner_id), learner_id, save_interval_s=options.save_interval
-        )
+        pool = EstimatorPool(store, learner_id, may_fit=lambda: not loading.is_alive())
+        server = LearnerServer(socket, pool, learner_id, save_interval_s=options.save_interval)
         why = server.run(stop, sys.stdin.fileno() if options.watch_stdin else None)
     logger.info("ending: %s; received %d, rejected %d", why, server.counts.received, server.rejected)
 

@@ -101,6 +101,18 @@ def gap_figures(gaps_s: npt.ArrayLike) -> dict[str, float]:
     }
 
 
+def gap_section(gaps_s: Mapping[str, npt.ArrayLike], tbt_slo_s: float | None = None) -> Section | None:
+    """Distribution and table of gaps between tokens, by name, in seconds; None if there are no gaps at all."""
+    known = {name: gaps for name, gaps in gaps_s.items() if np.size(gaps)}
+    if not known:
+        return None
+    columns = ("", "gaps", "mean ms", "P50 ms", "P90 ms", "P99 ms", "max ms")
+    rows: list[tuple[Cell, ...]] = [
+        (name, int(np.size(gaps)), *gap_figures(gaps).values()) for name, gaps in known.items()
+    ]
+    return Section("Time between tokens", [gap_distribution(known, tbt_slo_s), Table(columns, rows)])
+
+
 def replay_sections(
     report: ReplayReport, steps: Steps, gaps_s: Mapping[str, npt.ArrayLike] | None = None
 ) -> list[Section]:
@@ -124,16 +136,9 @@ def replay_sections(
             [comparison_table(report.phases, "phase"), comparison_table(report.modes, "mode")],
         ),
     ]
-    if gaps_s and any(np.size(gaps) for gaps in gaps_s.values()):
-        figures = {name: gap_figures(gaps) for name, gaps in gaps_s.items() if np.size(gaps)}
-        columns = ("", "gaps", "mean ms", "P50 ms", "P90 ms", "P99 ms", "max ms")
-        rows: list[tuple[Cell, ...]] = [
-            (name, int(np.size(gaps_s[name])), *figure.values()) for name, figure in figures.items()
-        ]
-        gaps = {name: gaps_s[name] for name in figures}
-        sections.append(
-            Section("Time between tokens", [gap_distribution(gaps, report.header.tbt_slo_s), Table(columns, rows)])
-        )
+    gaps = gap_section(gaps_s or {}, report.header.tbt_slo_s)
+    if gaps is not None:
+        sections.append(gaps)
     sections.append(Section("Provenance", [provenance(report.header)]))
     return sections
 

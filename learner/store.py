@@ -45,6 +45,7 @@ _decoder = msgspec.msgpack.Decoder(SavedState)
 
 
 def default_state_dir() -> Path:
+    """Where state is kept unless told otherwise. Raises RuntimeError for a user without a home."""
     return Path.home() / ".cache" / "conflux"
 
 
@@ -162,7 +163,7 @@ class StateStore:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(f"{directory} is not writable")
-        self._directory = directory
+        self.directory = directory
 
     def file(self, header: Header) -> StateFile:
-        return StateFile(self._directory, model_id(header), header.key)
+        return StateFile(self.directory, model_id(header), header.key)

@@ -140,6 +140,9 @@ class Controller:
             self.fell_back("decision_error")
             self._model = self._model.with_snapshot(None)
             decision = decide(situation, settings, self._model, None)
+        if self._random is not None and decision.look_ahead_steps > 1 and situation.max_look_ahead > 1:
+            steps = self._random.choice((situation.max_look_ahead, self._random.randint(1, situation.max_look_ahead)))
+            decision = dataclasses.replace(decision, look_ahead_steps=steps)
         if self._metrics is not None:
             self._metrics.deciding_took(time.perf_counter() - begin_s)
         return decision

@@ -40,9 +40,10 @@ def read_requirements(path: Path = REQUIREMENTS) -> list[str]:
 
 
 def pip_install(requirements: list[str], *options: str) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    # Byte code is left to the first import: compiling all of these packages takes longer than unpacking them.
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile"]
     print(f"installing {', '.join(requirements)} …", flush=True)
-    subprocess.run([*pip, "install", *options, *requirements], check=True)
+    subprocess.run([*pip, *options, *requirements], check=True)
 
 
 def mend_torchvision() -> bool:

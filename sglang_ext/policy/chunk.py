@@ -11,10 +11,10 @@ from sglang_ext.policy.forwards import MixedTimes
 from sglang_ext.policy.prefill import Offer, compose
 from sglang_ext.policy.types import FloatArray, IntArray
 
-COARSE = 16
+COARSE = 12
 """Budgets of the first look, spaced by a constant factor: a small chunk needs a finer grid than a large one."""
 
-ENDS = 8
+ENDS = 6
 """How many ends of prompts the first look includes: there time jumps up, or bends down."""
 
 PART_PAGE, ONE_TOKEN = np.array([-1, 0, 1]), np.array([0, 2])

@@ -43,7 +43,7 @@ def window_gaps(
     waited_s: float,
     concurrent: bool,
 ) -> Gaps:
-    """Gaps of windows of ``steps`` = k decode steps beside (or, not ``concurrent``, before) one prefill [2, p, n].
+    """Gaps of windows of ``steps`` = k decode steps beside (or, not ``concurrent``, before) one prefill [k, p, n].
 
     Three gaps can be the largest: to the first step (the wait so far, the host, t_d); between two steps (t_d, smaller
     than the first); and across the end: what is left of max(k·t_d, t_p) after the k-th step, plus the host and

@@ -53,8 +53,8 @@ class Weighing:
     def cut_plans(self) -> list[FloatArray]:
         """Smaller mixed batches, where the whole one breaks τ, as columns of a candidate table.
 
-        The largest that keeps τ, or that comes close to the least violation; and if the decodes have waited, decode
-        alone.
+        The largest that keeps τ or, if even a page breaks it, a page, and the largest that comes close to that; and if
+        the decodes have waited, decode alone.
         """
         found = []
         if len(self._coarse.budgets):
@@ -62,6 +62,8 @@ class Weighing:
             limit_s = within(self.situation.tbt_slo_s) - overhead_s
             tolerance_s = SAME * (float(self._coarse.upper_s[0]) + overhead_s)
             chunk = largest_chunk(self._coarse, self.whole, self._forwards.mixed, self._offered, limit_s, tolerance_s)
+            if float(self._coarse.upper_s[0]) > limit_s:
+                found.append(self._mixed_plan(CHUNKED, self._coarse.row(0)))
             found.append(self._mixed_plan(CHUNKED, chunk))
         if self.situation.waited_s > 0:
             found.append(self._mixed_plan(TEMPORAL, self._decode_alone))

@@ -67,7 +67,7 @@ def predict_windows(model: Model, layout: Layout, sizes: Sizes, halves: Terms) -
 
 
 class Plans(NamedTuple):
-    """Windows with a number of steps each [2, p, n]."""
+    """Windows with a number of steps each [k, p, n]."""
 
     steps: FloatArray
     predicted_s: FloatArray
@@ -77,7 +77,7 @@ class Plans(NamedTuple):
 
 
 def weigh(windows: Windows, situation: Situation, steps: FloatArray, next_upper_s: float, concurrent: bool) -> Plans:
-    """Duration, gaps and rate of every window for every number of steps [2, p, n]."""
+    """Duration, gaps and rate of every window for every number of steps [k, p, n]."""
     halves, host_s = windows.halves, situation.host_overhead_s
     gaps = window_gaps(halves, steps, windows.begins, next_upper_s, host_s, situation.waited_s, concurrent)
     predicted_s = duration_s(steps, halves.decode_s, halves.prefill_s, concurrent)
@@ -90,21 +90,21 @@ def best_windows(
 ) -> FloatArray:
     """The best plan of each division, as columns of a candidate table [12, n].
 
-    Of a division's plans (two values of k × sizes of the prefill) it is the feasible one of the highest rate, else the
-    one whose largest gap is smallest. k is the article's ⌊t_p/t_d⌋ or one more, where the halves run at once raised
-    to the least that keeps the gap across the window's end: then no other k is feasible at a higher rate. Both are
-    within 1 and ``most_steps`` ≥ 1.
+    Of a division's plans (values of k × sizes of the prefill) it is the feasible one of the highest rate, else the one
+    whose largest gap is smallest. k is the article's ⌊t_p/t_d⌋ or one more or, where the halves run at once, the least
+    that keeps the gap across the window's end: the rate rises up to t_p/t_d and falls beyond, so no other k is
+    feasible at a higher one. All are within 1 and ``most_steps`` ≥ 1.
     """
     halves, limit_s = windows.halves, within(situation.tbt_slo_s)
     steps = steps_between(halves.decode_s, halves.prefill_s, most_steps)
     if layout.concurrent:
         least = least_steps(halves, next_upper_s, situation.host_overhead_s, limit_s)
-        steps = np.minimum(np.maximum(steps, least), most_steps)
+        steps = np.concatenate([steps, np.minimum(np.maximum(least, 1.0), most_steps)[None]])
     weighed = weigh(windows, situation, steps, next_upper_s, layout.concurrent)
     feasible = weighed.largest_gap_s <= limit_s
     score = np.where(feasible, weighed.tokens_per_s, -weighed.largest_gap_s)
     sizes, divisions = windows.halves.decode_s.shape
-    which, size = np.divmod(score.reshape(2 * sizes, divisions).argmax(axis=0), sizes)
+    which, size = np.divmod(score.reshape(-1, divisions).argmax(axis=0), sizes)
     return lay_down(windows, layout, weighed, feasible, (which, size, np.arange(divisions)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ class Obedient:
         self.rejected = 0
         self.failure: Exception | None = None
         self.margin = 1.1
+        self.model = SimpleNamespace(version=0, snapshot=Snapshot.roofline())
 
     def observe(self, iteration: Iteration) -> int:
         self.count += 1
@@ -37,15 +39,18 @@ class Obedient:
         if self.failure is not None:
             raise self.failure
         plain = Snapshot.roofline()
-        return msgspec.structs.replace(
+        self.model.version += 1
+        self.model.snapshot = msgspec.structs.replace(
             plain, samples=self.count * WORTH_SAVING, margin=[self.margin] * len(plain.margin)
         )
+        return self.model.snapshot
 
     def state(self) -> bytes:
         return b"%d" % self.count
 
     def restore(self, state: bytes) -> None:
         self.count = int(state)
+        self.fit()
 
 
 class Clock:
@@ -138,6 +143,15 @@ def test_refits_keep_to_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (some.refit() is not None) == due
     monkeypatch.undo()
     clock.now = 18.7
+    assert some.refit() is not None
+
+
+def test_no_refit_before_it_may() -> None:
+    ready = False
+    some = EstimatorPool(None, "one", clock=Clock(), may_fit=lambda: ready, estimator=Obedient)  # type: ignore[arg-type]
+    some.observe(some.open(header()), ONE)
+    assert some.refit() is None
+    ready = True
     assert some.refit() is not None
 
 

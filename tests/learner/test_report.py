@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from learner.page import Figure, Section, Table, Text, render_html, shown
 from learner.plots import gap_distribution, new_plot
 from learner.replay import ReplayReport, Steps, replay
-from learner.report import gap_figures, replay_html, replay_json, replay_sections, replay_text
+from learner.report import gap_figures, gap_section, replay_html, replay_json, replay_text
 from tests.learner.generated import header
 from tests.learner.workload import workload
 
@@ -107,11 +107,13 @@ def test_page_says_what_it_should(page: str, replayed: tuple[ReplayReport, Steps
     assert shown(replayed[0].second_half.by_predictor["learner"].mape_pct) in text
 
 
-def test_page_without_gaps_has_no_gap_section(replayed: tuple[ReplayReport, Steps]) -> None:
-    titles = [section.title for section in replay_sections(*replayed, {"none": []})]
-    assert "Time between tokens" not in titles
-    assert titles[0] == "Accuracy"
-    assert titles[-1] == "Provenance"
+def test_without_gaps_there_is_no_gap_section() -> None:
+    assert gap_section({}) is None
+    assert gap_section({"none": []}) is None
+    section = gap_section({"none": [], "some": [0.1, 0.3]})
+    assert section is not None
+    [table] = [block for block in section.blocks if isinstance(block, Table)]
+    assert [row[:3] for row in table.rows] == [("some", 2, pytest.approx(200.0))]
 
 
 def test_figures_show_the_data(tmp_path: object) -> None:

@@ -20,6 +20,8 @@ class Plan:
     upper_s: float
     gap_s: float
     rate: float
+    published: bool = True
+    """whether k is one of the two that DuetServe's article tries"""
 
     def keeps(self, tbt_slo_s: float) -> bool:
         return self.gap_s <= tbt_slo_s * (1 + 1e-9)
@@ -88,7 +90,8 @@ def window(s: Situation, model, mode, budget, decode_tpcs, prefill_tpcs, k, most
         waits = [u_p]
     gap = max(s.waited_s + host + u_d, max(waits) + host + following)
     rate = (k * len(s.decode_context) + sum(new)) / (predicted + host)
-    return Plan(mode, budget, decode_tpcs, prefill_tpcs, k, predicted, upper, gap, rate)
+    published = k in {min(max(n, 1), most_steps) for n in (int(t_p // t_d), int(t_p // t_d) + 1)}
+    return Plan(mode, budget, decode_tpcs, prefill_tpcs, k, predicted, upper, gap, rate, published)
 
 
 def all_windows(s: Situation, settings: Settings, model, modes, shares=(1, 2, 4)) -> list[Plan]:
@@ -108,15 +111,11 @@ def all_windows(s: Situation, settings: Settings, model, modes, shares=(1, 2, 4)
         budgets = {max(largest_budget(s) // page // share, 1) * page for share in shares}
         for decode_tpcs, prefill_tpcs in parts:
             for budget in budgets:
-                choice = set(range(1, most_steps + 1))
-                if not settings.concurrent:
-                    *_, (t_d, _), (t_p, _) = halves(s, model, budget, decode_tpcs, prefill_tpcs, False)
-                    choice = {min(max(k, 1), most_steps) for k in (int(t_p // t_d), int(t_p // t_d) + 1)}
-                for k in choice:
+                for k in range(1, most_steps + 1):
                     plans.append(
                         window(s, model, mode, budget, decode_tpcs, prefill_tpcs, k, most_steps, settings.concurrent)
                     )
-    return plans
+    return plans if settings.concurrent else [plan for plan in plans if plan.published]
 
 
 def all_mixed(s: Situation, model) -> list[Plan]:

@@ -85,9 +85,9 @@ def test_windows_are_the_best_of_all(s: Situation, model: Analytic, levels, conc
     if feasible:
         assert row["tokens_per_s"] == pytest.approx(max(plan.rate for plan in feasible))
     else:
-        least = min(plan.gap_s for plan in plans)
-        assert table["largest_gap_s"].min() == pytest.approx(least)
-        assert row["largest_gap_s"] <= least * 1.1 * (1 + 1e-9)
+        published = min(plan.gap_s for plan in plans if plan.published)
+        assert min(plan.gap_s for plan in plans) * (1 - 1e-9) <= table["largest_gap_s"].min() <= published * (1 + 1e-9)
+        assert row["largest_gap_s"] <= published * 1.1 * (1 + 1e-9)
     # And the row says what it is.
     same = [
         plan

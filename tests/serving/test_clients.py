@@ -47,7 +47,10 @@ def test_completions_with_n_and_logprobs(client):
 def test_json_schema(client):
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string", "pattern": "^[a-z]{1,8}$"}, "age": {"type": "integer", "maximum": 99}},
+        "properties": {
+            "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+            "age": {"type": "integer", "maximum": 99},
+        },
         "required": ["name", "age"],
         "additionalProperties": False,
     }

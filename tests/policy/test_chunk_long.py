@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sglang_ext.policy.chunk import COARSE, coarse_budgets, largest_chunk
+from sglang_ext.policy.forwards import Forwards, MixedTimes
+from sglang_ext.policy.prefill import offer
+from sglang_ext.policy.types import Situation
+from tests.policy import reference
+from tests.policy.analytic import Analytic, corrected, h200, models, situations
+
+
+def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0) -> tuple[MixedTimes, int]:
+    """The chunk found, and how many further calls of the model it took."""
+    offered = offer(s)
+    forwards = Forwards(s, offered, model)
+    calls = []
+
+    def predict(budgets):
+        calls.append(budgets)
+        return forwards.mixed(budgets)
+
+    coarse, whole = forwards.mixed(coarse_budgets(offered)), forwards.mixed(np.array([offered.most]))
+    return largest_chunk(coarse, whole, predict, offered, limit_s, tolerance_s), len(calls)
+
+
+@settings(deadline=None)
+@given(situations(most_waiting=3, tokens=12), models, st.floats(-0.2, 1.0))
+def test_few_pages_are_searched_exactly(s: Situation, model: Analytic, position: float) -> None:
+    plans = reference.all_mixed(s, model)
+    assume(2 <= len(plans) <= COARSE + 1)
+    first_s, last_s = plans[0].upper_s, plans[-1].upper_s
+    limit_s = first_s + position * (last_s - first_s) if last_s > first_s else 0.9 * last_s
+    assume(last_s > limit_s)
+    found, calls = search(s, model, limit_s)
+    keep = [plan.budget for plan in plans[:-1] if plan.upper_s <= max(limit_s, first_s)]
+    assert calls == 0
+    assert found.budgets[0] == max(keep)
+
+
+@settings(deadline=None, max_examples=2000)
+@given(
+    st.lists(st.tuples(st.integers(1, 1500), st.integers(0, 20000)), min_size=1, max_size=12),
+    st.integers(0, 64),
+    st.floats(0.0, 1.0),
+    st.sampled_from([1, 16]),
+    st.one_of(models, st.integers(0, 3).map(lambda seed: corrected(seed) if seed else h200())),
+)
+def test_many_pages_are_searched_closely(waiting, decodes, position, page, model) -> None:
+    s = Situation(
+        np.full(decodes, 1000),
+        np.array([new for new, _ in waiting]),
+        np.array([cached // page * page for _, cached in waiting]),
+        0.1,
+        1600,
+        0,
+        page,
+    )
+    most = reference.largest_budget(s)
+    assume(most // page > COARSE + 1)
+    forwards = Forwards(s, offer(s), model)
+    budgets = np.arange(page, most, page)
+    upper_s = forwards.mixed(budgets).upper_s
+    whole_s = float(forwards.mixed(np.array([most])).upper_s[0])
+    limit_s = float(upper_s[0]) + position * (whole_s - float(upper_s[0])) * 0.999
+    assume(limit_s < whole_s)
+    found, calls = search(s, model, limit_s)
+    budget = int(found.budgets[0])
+    assert calls <= 1
+    assert budget % page == 0
+    actual = reference.mixed(s, model, budget, "chunked")
+    assert found.prefill_tokens[0] == sum(reference.admit(s.prefill_new.tolist(), budget, page))
+    assert actual.upper_s <= limit_s * (1 + 1e-9)
+    assert actual.upper_s <= found.upper_s[0] * (1 + 1e-9)
+    best = int(budgets[upper_s <= limit_s].max())
+    if isinstance(model, Analytic) or model.version == 0:
+        assert budget >= 0.94 * best - page
+
+
+def test_if_even_a_page_is_too_much_the_smallest_violation_is_taken_up_to_the_tolerance() -> None:
+    model = Analytic(token_s=1e-4, weights_s=1e-3, pair_s=0.0, margin=1.0)
+    s = Situation(np.full(20, 100), np.array([500]), np.array([0]), 1e-3, 500, 0)
+    page_s = reference.mixed(s, model, 1, "chunked").upper_s
+    assert search(s, model, page_s / 2)[0].budgets[0] == 1
+    found, _ = search(s, model, page_s / 2, tolerance_s=10.5e-4)
+    assert found.budgets[0] == 11
+
+
+def test_the_second_look_is_spared_where_the_curve_is_straight() -> None:
+    straight = Analytic(weights_s=0.0, pair_s=0.0)
+    s = Situation(np.full(4, 100), np.array([8000]), np.array([0]), 0.1, 8000, 0)
+    limit_s = reference.mixed(s, straight, 3000, "chunked").upper_s
+    found, calls = search(s, straight, limit_s * (1 + 1e-9))
+    assert (int(found.budgets[0]), calls) == (3000, 0)
+    bent = Analytic(weights_s=0.05, pair_s=0.0)
+    knee = 2496  # where the tokens begin to cost more than the weights
+    limit_s = reference.mixed(s, bent, knee, "chunked").upper_s
+    found, calls = search(s, bent, limit_s * (1 + 1e-9))
+    assert calls == 1
+    assert found.budgets[0] >= 0.97 * knee
