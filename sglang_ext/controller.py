@@ -198,8 +198,9 @@ class Controller:
             overhead_s = max(first_s - self._last_end_s, 0.0)
             self.host_overhead_s += _OVERHEAD_WEIGHT * (overhead_s - self.host_overhead_s)
         self._last_end_s = last_s
+        # Positions of GPU events on the host's clock are sums, so the first may come out a little early.
+        iteration.time_s = min(iteration.time_s, first_s)
         streams = _streams(iteration)
-        # Times in a record count from the first launch; those of the host's own work are in its overhead.
         record = Iteration(
             iteration=self._iterations,
             time_s=iteration.time_s,

@@ -25,6 +25,9 @@ CLOSE = 0.03
 ROUNDING = 1e-9
 """The furthest crossing lies before the nearest, by more than this, where a learnt correction bends time down."""
 
+SHORT = 0.01
+"""Without a second look the chunk is aimed this much short of the limit, for corrections that bend within a bracket."""
+
 FINE = 10
 """Budgets of the second look, between the nearest and the furthest that the limit can be crossed."""
 
@@ -74,7 +77,7 @@ def largest_chunk(
     batches with no such end between them it lies under the chord, where the result is sought, and above the lines
     through the neighbours. Where these leave more than ``CLOSE`` undecided, or disagree with that, ``predict`` is
     called, once. The result is exact where all budgets of the bracket are looked at; else it is a few per cent short
-    at most, for a time that never falls. Its times are the chord's if there was no second look.
+    at most, for a time that never falls. If there was no second look its times are the chord's.
     """
     page_s = float(coarse.upper_s[0])
     if page_s > limit_s:
@@ -96,7 +99,8 @@ def largest_chunk(
         if not ((bends > first * page) & (bends < last * page)).any():
             furthest = _furthest(coarse, whole, below, page, limit_s)
             if -ROUNDING <= furthest / nearest - 1.0 <= CLOSE:
-                return _on_chord(best, above, int(nearest) * page, offer)
+                aimed = first + (last - first) * ((1.0 - SHORT) * limit_s - first_s) / (last_s - first_s)
+                return _on_chord(best, above, int(aimed) * page, offer) if aimed > first else best
         looks = np.concatenate([nearest + (last - first) * BEFORE, np.linspace(nearest, furthest, FINE)])
         grid = np.minimum(np.maximum(looks.astype(np.int64), first + 1), last - 1)
     fine = predict(grid * page)

@@ -89,7 +89,7 @@ def test_batches_that_need_sglangs_own_path_are_counted(server):
         thread = threading.Thread(target=decode)
         thread.start()
         time.sleep(0.2)
-        server.generate(long + [int(time.time()) % 500], max_new_tokens=2)
+        server.generate([*long, int(time.time()) % 500], max_new_tokens=2)
         thread.join()
         return total(server, "conflux:fallbacks_total", reason="logprob")
 

@@ -19,7 +19,7 @@ SPATIAL = ("--conflux-mode", "spatial", "--conflux-max-look-ahead", "8")
 
 @pytest.fixture(scope="module")
 def spatial(tmp_path_factory):
-    """A model whose decode step takes tens of milliseconds, so that gaps between tokens stand above a client's noise."""
+    """A model whose decode step takes tens of milliseconds, so that gaps stand above a client's noise."""
     folder = tmp_path_factory.mktemp("spatial")
     record = folder / "record.jsonl"
     model = make_tiny_model(layers=4, hidden=1024, heads=8, kv_heads=4, head_dim=128, intermediate=3072)

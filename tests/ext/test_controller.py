@@ -1,0 +1,171 @@
+"""The controller: decisions, records of what ran, and what happens when something fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from learner.device import DeviceProfile
+from learner.latency import LatencyModel
+from learner.record_file import RecordReader, RecordWriter
+from learner.records import Header
+from learner.shape import ModelShape
+from sglang_ext import controller as module
+from sglang_ext.config import Config
+from sglang_ext.controller import Controller, Half
+from sglang_ext.policy.types import Settings, Situation
+from sglang_ext.timing import Span, WallClock
+
+SHAPE = ModelShape(name="m", layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512, vocabulary=1000)
+PROFILE = DeviceProfile(name="cpu", tpcs=1, flops=((1.0, 2e10),), bandwidth=((1.0, 5e9),))
+
+
+def make(tmp_path=None, *, mode: str = "auto", client=None, tbt_slo_s: float = 0.1):
+    config = Config(mode=mode, tbt_slo_s=tbt_slo_s)
+    header = Header(created_unix_s=1.0, model=SHAPE, device=PROFILE)
+    writer = RecordWriter(tmp_path / "r.jsonl", header) if tmp_path is not None else None
+    return Controller(
+        config, header, LatencyModel(SHAPE, PROFILE), Settings(mode=mode), WallClock(), client=client, writer=writer
+    )
+
+
+def situation(decodes: int = 4, waiting: int = 2, **changes) -> Situation:
+    base = Situation(
+        decode_context=np.full(decodes, 300, dtype=np.int64),
+        prefill_new=np.full(waiting, 700, dtype=np.int64),
+        prefill_cached=np.zeros(waiting, dtype=np.int64),
+        tbt_slo_s=0.1,
+        prefill_budget=1024,
+        max_look_ahead=8,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def span(start_s: float, end_s: float | None) -> Span:
+    made = Span()
+    made.start_s, made.end_s = start_s, end_s
+    return made
+
+
+def run(controller: Controller, *halves: Half, mode: str = "temporal", decision=None):
+    iteration = controller.begin(decision, mode, "best", tbt_slo_s=0.1, running=4, waiting=2)
+    iteration.halves += halves
+    controller.launched(iteration)
+    return iteration
+
+
+def test_a_record_holds_inputs_candidates_and_times(tmp_path):
+    controller = make(tmp_path)
+    decision = controller.decide(situation())
+    begun_s = 0.0
+    iteration = controller.begin(decision, decision.mode, decision.reason, tbt_slo_s=0.1, running=4, waiting=2)
+    begun_s = iteration.time_s
+    iteration.halves.append(Half("mixed", 1, [700, 1], [0, 300], 2, [span(begun_s + 0.01, begun_s + 0.05)]))
+    controller.launched(iteration)
+    controller.close()
+    reader = RecordReader(tmp_path / "r.jsonl")
+    (record,) = list(reader)
+    assert reader.header.model == SHAPE
+    assert record.candidates.mode[record.decision] == decision.mode
+    (stream,) = record.streams
+    assert stream.q == [700, 1]
+    assert stream.step_end_s[0] - stream.step_start_s[0] == pytest.approx(0.04)
+    assert stream.roofline_s[0] > 0
+    assert stream.upper_s[0] >= stream.predicted_s[0] > 0
+
+
+def test_look_ahead_steps_are_predicted_with_growing_context(tmp_path):
+    controller = make(tmp_path)
+    now_s = time.perf_counter()
+    steps = [span(now_s + i, now_s + i + 0.5) for i in range(4)]
+    run(controller, Half("decode", 1, [1] * 64, [2000] * 64, 64, steps), mode="spatial")
+    controller.close()
+    (record,) = list(RecordReader(tmp_path / "r.jsonl"))
+    predicted = record.streams[0].predicted_s
+    assert len(predicted) == 4
+    assert predicted == sorted(predicted)
+    assert predicted[0] < predicted[-1]
+
+
+def test_an_iteration_is_finished_when_its_times_are_known():
+    controller = make()
+    open_span = span(1.0, None)
+    run(controller, Half("prefill", 1, [64], [0], 1, [open_span]))
+    assert controller.state()["iterations"] == 0
+    open_span.end_s = 1.2
+    controller.poll()
+    assert controller.state()["iterations"] == 1
+    assert controller.state()["decisions"] == {"temporal": 1}
+
+
+def test_host_overhead_is_the_gap_between_forwards_unless_idle():
+    controller = make()
+    for start in (1.0, 1.3):
+        run(controller, Half("decode", 1, [1], [9], 1, [span(start, start + 0.1)]))
+    assert controller.host_overhead_s == pytest.approx(0.1 * 0.2)
+    before = controller.host_overhead_s
+    controller.idle()
+    run(controller, Half("decode", 1, [1], [9], 1, [span(50.0, 50.1)]))
+    assert controller.host_overhead_s == before
+
+
+class Client:
+    def __init__(self) -> None:
+        self.records = []
+        self.snapshot = None
+
+    def poll(self):
+        found, self.snapshot = self.snapshot, None
+        return found
+
+    def send(self, record) -> bool:
+        self.records.append(record)
+        return True
+
+
+def test_the_learner_gets_what_can_be_learnt_from():
+    controller = make(client=(client := Client()))
+    run(controller, Half("decode", 1, [1], [9], 1, [span(1.0, 1.1)]))
+    iteration = controller.begin(None, "temporal", "idle", tbt_slo_s=0.1, running=1, waiting=0)
+    iteration.learnable = False
+    iteration.halves.append(Half("decode", 1, [1], [9], 1, [span(2.0, 2.1)]))
+    controller.launched(iteration)
+    assert len(client.records) == 1
+
+
+def test_a_failing_model_falls_back_to_the_roofline(monkeypatch, caplog):
+    controller, calls = make(), []
+    real = module.decide
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise FloatingPointError("snapshot")
+        return real(*args)
+
+    monkeypatch.setattr(module, "decide", failing)
+    assert controller.decide(situation()).prefill_tokens > 0
+    assert controller.state()["fallbacks"] == {"decision_error": 1}
+    assert "using the roofline" in caplog.text
+
+
+def test_fall_backs_are_counted_always_and_said_once(caplog):
+    controller = make()
+    for _ in range(5):
+        controller.fell_back("grammar")
+    assert controller.state()["fallbacks"] == {"grammar": 5}
+    assert caplog.text.count("falling back (grammar)") == 1
+
+
+def test_random_mode_draws_every_mode():
+    controller = make(mode="auto")
+    controller = Controller(
+        Config(mode="random"), controller.header, controller.model, Settings(mode="auto"), WallClock()
+    )
+    decided = [controller.decide(situation()) for _ in range(60)]
+    assert {"temporal", "spatial", "reserved"} <= {d.mode for d in decided}
+    assert {d.look_ahead_steps for d in decided if d.mode == "spatial"} > {8}
+    assert all(1 <= d.look_ahead_steps <= 8 for d in decided)
