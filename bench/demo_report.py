@@ -78,7 +78,10 @@ def read_record(path: Path) -> tuple[Header, list[Iteration]]:
 def _replayed(header: Header, iterations: list[Iteration]) -> tuple[ReplayReport, Steps] | None:
     from tqdm import tqdm
 
-    with tqdm(total=len(iterations), desc="  replaying", unit="it", file=sys.stdout, leave=False) as bar:
+    hidden = not sys.stdout.isatty()
+    with tqdm(
+        total=len(iterations), desc="  replaying", unit="it", file=sys.stdout, leave=False, disable=hidden
+    ) as bar:
         try:
             return replay(header, iterations, progress=bar.update)
         except ReplayError:
@@ -196,7 +199,7 @@ def write_report(outcome: Outcome, folder: Path) -> Path:
     load = outcome.load
     subtitle = (
         f"{model} on {device}. {len(load.trace)} requests of a production trace in {load.duration_s:.0f} s, prompts × "
-        f"{load.input_factor:.3g}, answers × {load.output_factor:.3g}; this machine prefills "
+        f"{load.input_factor:.3g}, answers × {load.output_factor:.3g}, idle time between bursts cut; this machine prefills "
         f"{outcome.speed.prefill_tokens_per_s:,.0f} tokens/s and decodes {PROBE_DECODES} requests in "
         f"{1e3 * outcome.speed.decode_step_s:.0f} ms a step."
     )

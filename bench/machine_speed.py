@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from bench.client import run_load
 from bench.plan import make_plan
@@ -17,10 +19,11 @@ PROBE_TIMEOUT_S = 30.0
 
 # Of the time that the requests would need by the probes' rates. Cut chunks and small batches are less efficient, so the
 # server is then busy for most of the time, and bursts go far beyond it.
-UTILISATION = 0.6
+UTILISATION = 0.5
 WANTED_REQUESTS = 72
 LEAST_INPUT_TOKENS, LEAST_OUTPUT_TOKENS = 64, 12  # means; rather fewer requests than shorter ones
 MIN_DURATION_S = 20.0
+LONGEST_GAP = 4.0  # between arrivals, in mean gaps
 
 
 class ProbeError(RuntimeError):
@@ -80,7 +83,7 @@ def scale_to_machine(trace: Sequence[TraceRequest], speed: MachineSpeed, duratio
 
     Lengths shrink as far as :data:`WANTED_REQUESTS` requests need, but not below useful means; prompts and answers get
     half of the time each. A machine that is fast enough gets them as they are, and more requests. Arrivals keep their
-    bursts.
+    bursts, but not the idle time between them (:func:`without_idle_time`).
     """
     busy_s = UTILISATION * duration_s
     first = trace[:WANTED_REQUESTS]
@@ -92,15 +95,29 @@ def scale_to_machine(trace: Sequence[TraceRequest], speed: MachineSpeed, duratio
     request_s = speed.request_s(mean_input * input_factor, mean_output * output_factor)
     count = min(len(trace), max(2, round(busy_s / request_s)))
     duration_s = min(duration_s, max(MIN_DURATION_S, count * request_s / UTILISATION))
-    scaled = at_rate(scale_lengths(trace[:count], input_factor, output_factor), count / duration_s)
+    taken = without_idle_time(scale_lengths(trace[:count], input_factor, output_factor))
+    scaled = at_rate(taken, count / duration_s)
     return Load(
         trace=scaled,
         input_factor=input_factor,
         output_factor=output_factor,
         duration_s=duration_s,
-        ttft_slo_s=_round_up(max(1.0, 5 * mean_input * input_factor / speed.prefill_tokens_per_s), 0.5),
+        ttft_slo_s=_round_up(max(1.0, 8 * mean_input * input_factor / speed.prefill_tokens_per_s), 0.5),
         tbt_slo_s=_round_up(max(0.02, 2.5 * speed.decode_step_s), 0.01),
     )
+
+
+def without_idle_time(trace: Sequence[TraceRequest], longest: float = LONGEST_GAP) -> list[TraceRequest]:
+    """The trace with every gap between arrivals cut to ``longest`` (> 1) mean gaps of the result, about.
+
+    Production traces of a few minutes may hold bursts of dozens of requests a minute apart; a short replay would
+    consist of one burst and silence.
+    """
+    gaps_s = np.diff([request.arrival_s for request in trace])
+    while gaps_s.size and gaps_s.max() > 1.001 * longest * gaps_s.mean():
+        gaps_s = np.minimum(gaps_s, longest * gaps_s.mean())
+    arrivals_s = np.concatenate([[0.0], np.cumsum(gaps_s)])
+    return [replace(request, arrival_s=float(at_s)) for request, at_s in zip(trace, arrivals_s, strict=True)]
 
 
 def _round_up(value: float, step: float) -> float:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
-from pathlib import Path
 
 # struct sockaddr_un holds 108 bytes with the terminating zero (unix(7)).
 MAX_SOCKET_PATH_BYTES = 107
-
-PRIVATE_PREFIX = "conflux-"
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 _LOOPBACK = ("localhost", "127.", "[::1]")
@@ -46,20 +42,3 @@ def is_private(address: str) -> bool:
         return True
     match = _TCP.fullmatch(address)
     return match is not None and match["host"].startswith(_LOOPBACK)
-
-
-def private_directory() -> Path:
-    """Create a directory for one socket that only this user may enter (mode 0700), with a short path."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    for base in (runtime, "/tmp"):
-        if base.startswith("/") and len(os.fsencode(base)) <= MAX_SOCKET_PATH_BYTES - 40:
-            try:
-                return Path(tempfile.mkdtemp(prefix=PRIVATE_PREFIX, dir=base))
-            except OSError:
-                continue
-    return Path(tempfile.mkdtemp(prefix=PRIVATE_PREFIX))
-
-
-def ipc_address(directory: Path) -> str:
-    """The address of the learner's socket in ``directory``. Raises :class:`AddressError` if its path is too long."""
-    return check_address(f"ipc://{directory}/learner")

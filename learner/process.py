@@ -17,9 +17,10 @@ from pathlib import Path
 import threadpoolctl  # type: ignore[import-untyped]
 import zmq
 
-from learner.address import PRIVATE_PREFIX, AddressError, check_address, ipc_address, is_private, private_directory
+from learner.address import AddressError, check_address, is_private
 from learner.logs import log_to_stderr
 from learner.pool import EstimatorPool
+from learner.private import PrivateDirectory, remove_socket_of
 from learner.server import SAVE_S, LearnerServer, bound_socket
 from learner.store import StateStore, default_state_dir
 
@@ -55,21 +56,23 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a learner until it is told to stop. Returns the exit status; wrong options give 2 and one line on stderr."""
     options = parser().parse_args(argv)
-    own: Path | None = None
+    own: PrivateDirectory | None = None
     os.umask(0o077)  # the socket and the state are this user's alone
     context = zmq.Context()
     try:
         if not 0.0 < options.save_interval < 1e6:
             raise AddressError(f"--save-interval {options.save_interval} is no positive number of seconds")
         if options.address is None:
-            own = private_directory()
-        address = check_address(options.address) if own is None else ipc_address(own)
+            own = PrivateDirectory()
+        address = check_address(options.address) if own is None else own.address
         store = None if options.no_save else StateStore(options.state_dir or default_state_dir())
         socket = bound_socket(context, address)
     except (AddressError, OSError, RuntimeError, zmq.ZMQError) as error:
         reason = f"cannot listen on {options.address}: {error}" if isinstance(error, zmq.ZMQError) else str(error)
         print(f"conflux learner: error: {' '.join(reason.split())}", file=sys.stderr)
         context.term()
+        if own is not None:
+            own.remove()
         return USAGE_ERROR
     log_to_stderr()
     stopping: list[int] = []
@@ -81,8 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         socket.close()
         context.term()
-        if own is not None or options.watch_stdin:
-            _remove_private_directory(address)
+        if own is not None:
+            own.remove()
+        elif options.watch_stdin:
+            remove_socket_of(address)  # a supervisor that was killed cannot
     return 0
 
 
@@ -119,15 +124,6 @@ def _serve(
         server = LearnerServer(socket, pool, learner_id, save_interval_s=options.save_interval)
         why = server.run(stop, sys.stdin.fileno() if options.watch_stdin else None)
     logger.info("ending: %s; received %d, rejected %d", why, server.counts.received, server.rejected)
-
-
-def _remove_private_directory(address: str) -> None:
-    # ZMQ leaves the socket's file behind, and a supervisor that was killed leaves its directory.
-    socket = Path(address.removeprefix("ipc://"))
-    if address.startswith("ipc://") and socket.parent.name.startswith(PRIVATE_PREFIX):
-        with contextlib.suppress(OSError):
-            socket.unlink()
-            socket.parent.rmdir()
 
 
 if __name__ == "__main__":

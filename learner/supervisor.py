@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +13,8 @@ import weakref
 from pathlib import Path
 
 import learner
-from learner.address import check_address, ipc_address, private_directory
+from learner.address import check_address
+from learner.private import PrivateDirectory
 from learner.store import default_state_dir
 
 logger = logging.getLogger(__name__)
@@ -43,10 +43,10 @@ class LearnerProcess:
         save: bool = True,
         save_interval_s: float | None = None,
     ) -> None:
-        directory: Path | None = None
+        directory: PrivateDirectory | None = None
         if address is None:
-            directory = private_directory()
-            address = ipc_address(directory)
+            directory = PrivateDirectory()
+            address = directory.address
         self._address = check_address(address)
         self._keeper = _Keeper(
             _command(self._address, Path(state_dir or default_state_dir()), save, save_interval_s), directory
@@ -88,7 +88,7 @@ class LearnerProcess:
 class _Keeper:
     """What the watching thread needs; it must not hold the LearnerProcess, or that would never be collected."""
 
-    def __init__(self, command: list[str], directory: Path | None) -> None:
+    def __init__(self, command: list[str], directory: PrivateDirectory | None) -> None:
         self._command = command
         self._directory = directory
         self._stopping = threading.Event()
@@ -116,7 +116,7 @@ class _Keeper:
         if self._process is not None:
             _end(self._process)
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.remove()
 
     def _launch(self) -> subprocess.Popen[bytes]:
         # A process group of its own: Ctrl-C in the server's terminal is the server's to handle.

@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from sglang_ext.policy.forwards import MixedTimes
-from sglang_ext.policy.prefill import Offer, compose
-from sglang_ext.policy.types import FloatArray, IntArray
+from sglang_ext.policy.prefill import Offer
+from sglang_ext.policy.types import IntArray
 
 COARSE = 12
 """Budgets of the first look, spaced by a constant factor: a small chunk needs a finer grid than a large one."""
@@ -18,15 +18,6 @@ ENDS = 6
 """How many ends of prompts the first look includes: there time jumps up, or bends down."""
 
 PART_PAGE, ONE_TOKEN = np.array([-1, 0, 1]), np.array([0, 2])
-
-CLOSE = 0.03
-"""A bracket whose bend could hide no more than this share of the budget needs no second look."""
-
-ROUNDING = 1e-9
-"""The furthest crossing lies before the nearest, by more than this, where a learnt correction bends time down."""
-
-SHORT = 0.01
-"""Without a second look the chunk is aimed this much short of the limit, for corrections that bend within a bracket."""
 
 FINE = 10
 """Budgets of the second look, between the nearest and the furthest that the limit can be crossed."""
@@ -73,11 +64,11 @@ def largest_chunk(
     to break it. If even a page breaks it, the limit becomes a page's own time plus ``tolerance_s``: the least
     violation, up to what a prediction can tell apart.
 
-    But where prompts end, time bends up only: a sum of maxima of linear and quadratic terms of tokens. So between two
-    batches with no such end between them it lies under the chord, where the result is sought, and above the lines
-    through the neighbours. Where these leave more than ``CLOSE`` undecided, or disagree with that, ``predict`` is
-    called, once. The result is exact where all budgets of the bracket are looked at; else it is a few per cent short
-    at most, for a time that never falls. If there was no second look its times are the chord's.
+    But where prompts end, a roofline bends up only: it sums maxima of linear and quadratic terms of tokens. So between
+    two batches with no such end between them it crosses the limit after their chord and before the lines through the
+    neighbours, and that is where the second look goes. What is found keeps the limit by its own prediction, whatever
+    the curve. It is exact where all budgets of the bracket are looked at; else it is a few per cent short at most, for
+    a time that never falls.
     """
     page_s = float(coarse.upper_s[0])
     if page_s > limit_s:
@@ -98,9 +89,6 @@ def largest_chunk(
         bends = _bends(offer)
         if not ((bends > first * page) & (bends < last * page)).any():
             furthest = _furthest(coarse, whole, below, page, limit_s)
-            if -ROUNDING <= furthest / nearest - 1.0 <= CLOSE:
-                aimed = first + (last - first) * ((1.0 - SHORT) * limit_s - first_s) / (last_s - first_s)
-                return _on_chord(best, above, int(aimed) * page, offer) if aimed > first else best
         looks = np.concatenate([nearest + (last - first) * BEFORE, np.linspace(nearest, furthest, FINE)])
         grid = np.minimum(np.maximum(looks.astype(np.int64), first + 1), last - 1)
     fine = predict(grid * page)
@@ -123,18 +111,3 @@ def _furthest(coarse: MixedTimes, whole: MixedTimes, below: int, page: int, limi
             slope = (times[end] - times[start]) / (pages[end] - pages[start])
             furthest = min(furthest, pages[end] + (limit_s - times[end]) / slope)
     return furthest
-
-
-def _on_chord(first: MixedTimes, last: MixedTimes, budget: int, offer: Offer) -> MixedTimes:
-    share = (budget - int(first.budgets[0])) / float(last.budgets[0] - first.budgets[0])
-
-    def between(a: FloatArray, b: FloatArray) -> FloatArray:
-        return a + share * (b - a)
-
-    return MixedTimes(
-        np.array([budget]),
-        compose(offer, np.array([budget])).sum(axis=1),
-        between(first.mean_s, last.mean_s),
-        between(first.upper_s, last.upper_s),
-        between(first.roofline_s, last.roofline_s),
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,3 +81,24 @@ def test_a_failing_probe_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_speed, "run_load", lambda *_, **__: LoadResult([failed], 1.0))
     with pytest.raises(machine_speed.ProbeError, match="HTTP 500"):
         measure_speed("http://nowhere", 1000)
+
+
+@given(gaps=st.lists(st.floats(0, 100), min_size=1, max_size=50), longest=st.floats(1.1, 10))
+def test_idle_time_is_cut_and_bursts_are_kept(gaps: list[float], longest: float) -> None:
+    times = [0.0]
+    for gap in gaps:
+        times.append(times[-1] + gap)
+    trace = [TraceRequest(at, 10 + i, 5) for i, at in enumerate(times)]
+    cut = machine_speed.without_idle_time(trace, longest)
+    assert [request.input_tokens for request in cut] == [request.input_tokens for request in trace]
+    after = [later.arrival_s - earlier.arrival_s for earlier, later in itertools.pairwise(cut)]
+    mean = sum(after) / len(after)
+    assert max(after) <= 1.01 * longest * mean + 1e-9
+    # Gaps that were short stay as they were; none grows.
+    assert all(new <= old + 1e-6 for new, old in zip(after, gaps, strict=True))
+    bound = max(after)
+    assert all(new == pytest.approx(old, abs=1e-6) for new, old in zip(after, gaps, strict=True) if old < 0.99 * bound)
+
+
+def test_a_single_request_has_no_gaps() -> None:
+    assert machine_speed.without_idle_time([TraceRequest(3.0, 1, 1)]) == [TraceRequest(0.0, 1, 1)]

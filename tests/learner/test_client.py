@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
 
-from learner.address import AddressError, check_address, ipc_address, is_private, private_directory
+from learner.address import AddressError, check_address, is_private
 from learner.client import LearnerClient
 from learner.messages import Heartbeat, Hello, Message, SnapshotMessage, WhoAreYou, decode, encode
+from learner.private import PrivateDirectory
 from learner.records import Candidates, Iteration
 from learner.snapshot import Snapshot
 from tests.learner.generated import header, iteration, stream
@@ -61,12 +61,10 @@ def context() -> Iterator[zmq.Context]:
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    directory = private_directory()
-    yield ipc_address(directory)
-    for path in directory.iterdir():
-        path.unlink()
-    directory.rmdir()
+def address() -> Iterator[str]:
+    directory = PrivateDirectory()
+    yield directory.address
+    directory.remove()
 
 
 @pytest.fixture
@@ -254,19 +252,3 @@ def test_addresses() -> None:
     assert is_private("tcp://127.0.0.1:1")
     assert not is_private("tcp://*:1")
     assert not is_private("tcp://10.0.0.1:1")
-
-
-@pytest.mark.parametrize("runtime", ["", "/nonexistent/directory", "relative", "LONG", "GOOD"])
-def test_private_directories_are_private_and_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
-) -> None:
-    base = {"LONG": tmp_path / ("x" * 120), "GOOD": Path("/tmp")}.get(runtime)
-    if base is not None:
-        base.mkdir(exist_ok=True)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base or runtime))
-    directory = private_directory()
-    try:
-        assert directory.stat().st_mode & 0o777 == 0o700
-        assert check_address(ipc_address(directory))
-    finally:
-        directory.rmdir()
