@@ -197,11 +197,12 @@ def write_report(outcome: Outcome, folder: Path) -> Path:
     page = folder / "report.html"
     model, device = outcome.header.model.name, outcome.header.device.name
     load = outcome.load
+    speed = outcome.speed
     subtitle = (
         f"{model} on {device}. {len(load.trace)} requests of a production trace in {load.duration_s:.0f} s, prompts × "
-        f"{load.input_factor:.3g}, answers × {load.output_factor:.3g}, idle time between bursts cut; this machine prefills "
-        f"{outcome.speed.prefill_tokens_per_s:,.0f} tokens/s and decodes {PROBE_DECODES} requests in "
-        f"{1e3 * outcome.speed.decode_step_s:.0f} ms a step."
+        f"{load.input_factor:.3g}, answers × {load.output_factor:.3g}, idle time between bursts cut; this machine "
+        f"prefills {speed.prefill_tokens_per_s:,.0f} tokens/s and decodes {PROBE_DECODES} requests in "
+        f"{1e3 * speed.decode_step_s:.0f} ms a step."
     )
     write_html(page, "conflux demo", sections, subtitle)
     return page

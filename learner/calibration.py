@@ -17,7 +17,9 @@ FloatArray = npt.NDArray[np.float64]
 RECENT_SAMPLES, OFFSET_SAMPLES = 320, 48
 # The correction counts once it has been judged on this many samples; errors are averaged over about as many.
 JUDGED_SAMPLES = 64
-# It must err less than this multiple of what the mean without it does.
+# What is nearby adapts at once, so it may prove itself sooner.
+NEARBY_SAMPLES = 12
+# Each must err less than this multiple of what the mean without it does.
 JUDGED_RATIO = 0.98
 # Newest residuals that, all but a few on one side and by this much in the median, say that the past is stale.
 DRIFT_SAMPLES, DRIFT, DRIFT_AGREEMENT = 24, 0.2, 0.9
@@ -34,6 +36,8 @@ class CalibrationState(msgspec.Struct, frozen=True):
     judged: int
     error: float
     corrected_error: float
+    plain_error: float
+    nearby_error: float
 
 
 class Calibration:
@@ -45,16 +49,18 @@ class Calibration:
         self._residuals: deque[float] = deque(maxlen=DRIFT_SAMPLES)
         self._judged = 0
         self._error = self._corrected_error = 0.0
+        self._plain_error = self._nearby_error = 0.0
         # Samples accepted before this one are from before the newest drift.
         self.stale_before = 0
         # Medians of log(measured / mean) over recent samples, without the correction and with it.
         self.centre = self.corrected_centre = 0.0
 
-    def judge(self, residual: float, correction: float, published: float, missed: bool) -> None:
+    def judge(self, residual: float, correction: float, published: float, nearby: float, missed: bool) -> None:
         """Take note of how well a sample was predicted.
 
         ``residual``: log(measured / physical terms); ``correction``: the log correction it would have had;
-        ``published``: log(measured / mean); ``missed``: whether it exceeded its upper bound.
+        ``published``: log(measured / mean) but for what was nearby, and ``nearby`` that shift; ``missed``: whether it
+        exceeded its upper bound.
         """
         self._level.update(missed)
         self._residuals.append(published)
@@ -63,6 +69,8 @@ class Calibration:
         self._error += share * (abs(residual - self.centre) - self._error)
         corrected = abs(residual - correction - self.corrected_centre)
         self._corrected_error += share * (corrected - self._corrected_error)
+        self._plain_error += share * (abs(published) - self._plain_error)
+        self._nearby_error += share * (abs(published - nearby) - self._nearby_error)
 
     def add(self, columns: FloatArray, contention: FloatArray, sample: tuple[float, float, int, float, int]) -> None:
         """Remember a sample; see :meth:`learner.window.Window.add`."""
@@ -94,6 +102,12 @@ class Calibration:
         proved = self._judged >= JUDGED_SAMPLES and self._corrected_error < JUDGED_RATIO * self._error
         return 1.0 if proved else 0.0
 
+    @property
+    def nearby_weight(self) -> float:
+        """1 while what is nearby has proved itself, else 0."""
+        proved = self._judged >= NEARBY_SAMPLES and self._nearby_error < JUDGED_RATIO * self._plain_error
+        return 1.0 if proved else 0.0
+
     def margin(self, scores: FloatArray) -> float | None:
         """Log margin over the mean for these log residuals; None if they are too few."""
         return undisturbed_quantile(scores, self._level.alpha) if scores.size >= LEAST_SCORES else None
@@ -107,13 +121,16 @@ class Calibration:
             self._judged,
             self._error,
             self._corrected_error,
+            self._plain_error,
+            self._nearby_error,
         )
 
     def restore(self, state: CalibrationState) -> None:
         """Replace the content by a state's. Raises ValueError if it is unsound."""
-        if not np.isfinite([state.alpha, state.error, state.corrected_error]).all():
+        errors = (state.error, state.corrected_error, state.plain_error, state.nearby_error)
+        if not np.isfinite([state.alpha, *errors]).all():
             raise ValueError("a stored calibration holds numbers that are not finite")
         self._recent.restore(state.recent)
         self._level = AdaptiveLevel(self._level.target, state.alpha)
         self.stale_before, self._judged = state.stale_before, state.judged
-        self._error, self._corrected_error = state.error, state.corrected_error
+        self._error, self._corrected_error, self._plain_error, self._nearby_error = errors

@@ -4,7 +4,8 @@ Two stages. First, measured time as a non-negative sum of physical terms (:func:
 extrapolates, and is monotone in S. Second, a smooth bounded log correction by batch composition
 (:func:`learner.fitting.fit_correction`), used per group only while it predicts better before the fact. On top, per
 group (phase, alone or beside another stream): a log offset that follows the newest residuals, so that a change of
-level is met at once and the terms catch up later; bounds on mean / roofline; and an adaptive conformal margin.
+level is met at once and the terms catch up later; a short-lived shift by the newest like forwards
+(:mod:`learner.nearby`), likewise used only while it helps; bounds on mean / roofline; and an adaptive conformal margin.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from learner.contention import CONTENTION_TERMS
 from learner.device import DeviceProfile
 from learner.fitting import fit_correction, fit_terms, logs_of, weighted_quantile
 from learner.latency import LatencyModel, Prediction, Terms
+from learner.nearby import points_of
 from learner.records import Iteration
 from learner.samples import MAX_STEP_S, Forward, Sample, samples_of
 from learner.shape import ModelShape
@@ -34,11 +36,13 @@ FloatArray = npt.NDArray[np.float64]
 
 _SCHEMA = 1
 COVERAGE = 0.99
-# A model is refitted after an eighth of its samples are new, but no fewer and no more than these.
-FEWEST_NEW, MOST_NEW = 16, 256
+# The first fits come after FEWEST_NEW samples each; later one is due when a 64th is new, within the other two.
+FEWEST_NEW, LEAST_NEW, MOST_NEW = 16, 4, 256
 # After how many younger samples one counts half; it never counts less than LEAST_WEIGHT, so that what is seen rarely
 # stays known. Before a drift of its group it counts STALE_WEIGHT of that.
 HALF_LIFE, LEAST_WEIGHT, STALE_WEIGHT = 400.0, 0.05, 0.1
+# What the size of residuals is judged by, before the newest of them are published.
+RECENT_RESIDUALS = 96
 CORRECTION_SAMPLES = 64
 # An offset needs this many residuals, and counts half at that.
 LEAST_LEVEL = 8
@@ -94,7 +98,7 @@ class OnlineEstimator:
         self._model = LatencyModel(shape, profile)
         self._window = Window(window, max(1, window // 32), profile.tpcs)
         self._calibrations = [Calibration(1.0 - COVERAGE) for _ in range(GROUPS)]
-        self._fitted_at = 0
+        self._fitted_at = self._published_at = 0
         self._drifted = False
         self.accepted = 0
         self.rejected = 0
@@ -132,16 +136,40 @@ class OnlineEstimator:
         return predictions
 
     def ready(self) -> bool:
-        """Whether a refit is due: enough new samples, or a few that contradict the model."""
+        """Whether there is something new to publish."""
+        return self._fit_due() or (self._model.version > 0 and self.accepted > self._published_at)
+
+    def _fit_due(self) -> bool:
+        """Whether enough samples are new for a fit, or a few contradict the model."""
         new = self.accepted - self._fitted_at
-        return new >= min(max(FEWEST_NEW, self.accepted // 8), MOST_NEW) or (self._drifted and new > 0)
+        few = FEWEST_NEW if self.accepted < 2 * FEWEST_NEW else max(LEAST_NEW, self.accepted // 64)
+        return new >= min(few, MOST_NEW) or (self._drifted and new > 0)
 
     def fit(self) -> Snapshot | None:
-        """Fit the window and publish; None while there are fewer than FEWEST_NEW samples."""
+        """Publish the next snapshot: of a fit of the window if one is due, else the last fit with what is nearby now.
+
+        None while there are fewer than FEWEST_NEW samples.
+        """
         batch = self._window.batch()
-        self._fitted_at, self._drifted = self.accepted, False
         if len(batch) < FEWEST_NEW:
             return None
+        self._published_at = self.accepted
+        if self._fit_due() or not self._model.version:
+            draft = self._fitted(batch)
+        else:
+            draft = msgspec.structs.replace(
+                self._model.snapshot,
+                version=self._model.version + 1,
+                samples=self.accepted,
+                created_unix_s=time.time(),
+            )
+        draft = self._look_nearby(draft, batch)
+        draft.validate()
+        self._model = self._model.with_snapshot(draft)
+        return draft
+
+    def _fitted(self, batch: Batch) -> Snapshot:
+        self._fitted_at, self._drifted = self.accepted, False
         weights = np.maximum(LEAST_WEIGHT, 0.5 ** ((self.accepted - batch.serial) / HALF_LIFE))
         stale_before = np.array([calibration.stale_before for calibration in self._calibrations])
         weights[batch.serial < stale_before[batch.group]] *= STALE_WEIGHT
@@ -158,6 +186,7 @@ class OnlineEstimator:
             coefficients=coefficients.tolist(),
             contention=contention.tolist(),
             correction_weight=[calibration.correction_weight for calibration in self._calibrations],
+            nearby_weight=[0.0] * GROUPS,
         )
         if len(batch) >= CORRECTION_SAMPLES:
             for group in range(GROUPS):
@@ -166,8 +195,6 @@ class OnlineEstimator:
             draft.correction[:] = fit_correction(logs_of(batch), residual, weights).ravel().tolist()
         self._bound(draft, batch)
         self._calibrate(draft)
-        draft.validate()
-        self._model = self._model.with_snapshot(draft)
         return draft
 
     def state(self) -> bytes:
@@ -237,6 +264,8 @@ class OnlineEstimator:
         contention = None if steps.beside is None else model.contention_columns(terms, steps.beside)
         groups = model.group(columns, contention).tolist()
         base, correction = model.parts(columns, contention)
+        near = model.nearby_shift(columns, np.array(groups))
+        level_s = model.mean_s(columns, contention, terms.roofline_s, np.array(groups), nearby=False)
         predicted: Prediction = model.predict(terms, steps.beside)
         for at, sample in enumerate(steps.samples):
             measured, roofline = sample.measured_s, float(terms.roofline_s[at])
@@ -249,7 +278,8 @@ class OnlineEstimator:
                 calibration.judge(
                     math.log(measured / max(float(base[at]), 1e-9)),
                     0.0 if correction is None else float(correction[at]),
-                    math.log(measured / float(predicted.mean_s[at])),
+                    math.log(measured / float(level_s[at])),
+                    0.0 if near is None else float(near[at]),
                     measured > float(predicted.upper_s[at]),
                 )
             beside = np.zeros(CONTENTION_TERMS) if contention is None else contention[:, at]
@@ -269,6 +299,18 @@ class OnlineEstimator:
             low, high = np.quantile(values, [RATIO_QUANTILE, 1.0 - RATIO_QUANTILE])
             draft.min_ratio[group] = min(max(float(low) / slack, MIN_RATIO), MAX_RATIO)
             draft.max_ratio[group] = min(max(float(high) * slack, MIN_RATIO), MAX_RATIO)
+
+    def _look_nearby(self, draft: Snapshot, batch: Batch) -> Snapshot:
+        """The draft with the newest samples' residuals, used where that has helped."""
+        recent = batch.take(np.arange(max(0, len(batch) - RECENT_RESIDUALS), len(batch)))
+        model = self._model.with_snapshot(draft)
+        mean_s = model.mean_s(recent.columns.T, recent.contention.T, recent.roofline_s, recent.group, nearby=False)
+        residual = np.log(recent.measured_s / mean_s)
+        return msgspec.structs.replace(
+            draft,
+            nearby=points_of(logs_of(recent), recent.group, residual, recent.serial, self.accepted),
+            nearby_weight=[calibration.nearby_weight for calibration in self._calibrations],
+        )
 
     def _calibrate(self, draft: Snapshot) -> None:
         """Offsets and margins from each group's newest samples, as the draft would have predicted them."""

@@ -1,9 +1,10 @@
 """The latency model that the scheduler evaluates: roofline terms, weighed by the newest snapshot.
 
 A forward's mean time is a non-negative sum of physical terms (own and contention), times a bounded correction that
-depends on the batch but not on S, held between learnt multiples of the roofline. Every term is non-increasing in S and
-the correction, offset and margin do not depend on S; so predictions are non-increasing in S by construction. (Beside
-another stream this holds while the two sets of TPCs stay disjoint, and again while they overlap.)
+depends on the batch but not on S, times what the newest like forwards showed, held between learnt multiples of the
+roofline. Every term is non-increasing in S, and the factors and margins do not depend on S; so predictions are
+non-increasing in S by construction. (Beside another stream this holds while the two sets of TPCs stay disjoint, and
+again while they overlap.)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from learner.columns import COLUMN, LOG_COLUMNS, LOG_FEATURES, PHASES, TERMS
 from learner.contention import CONTENTION_COLUMNS, Contention
 from learner.device import DeviceProfile
+from learner.nearby import Nearby
 from learner.roofline import Roofline
 from learner.shape import ModelShape
 from learner.snapshot import KNOTS, MAX_CORRECTION, Snapshot
@@ -24,6 +26,7 @@ from learner.snapshot import KNOTS, MAX_CORRECTION, Snapshot
 FloatArray = npt.NDArray[np.float64]
 
 _PHASE = COLUMN["phase"]
+_MARGIN = 3  # row of a model's group factors
 _BESIDE = CONTENTION_COLUMNS.index("beside_forward")
 _FIRST_KNOT = np.arange(LOG_FEATURES, dtype=np.intp)[:, None] * KNOTS
 _EACH_FEATURE = np.ones(LOG_FEATURES)
@@ -84,6 +87,9 @@ class LatencyModel:
         self._slopes = slopes.ravel()
         self._intercepts = (values - slopes * np.arange(KNOTS)).ravel()
         self._has_correction = bool(values.any())
+        self._nearby = Nearby(numbers.nearby)
+        self._nearby_weight = np.array(numbers.nearby_weight)
+        self._looks_nearby = bool(self._nearby_weight.any() and len(self._nearby))
         self._group_factors = np.array(
             [
                 np.exp(numbers.offset),
@@ -130,18 +136,34 @@ class LatencyModel:
         columns = terms.matrix.T
         contention = None if beside is None else self.contention_columns(terms, beside)
         group = self.group(columns, contention)
+        mean = self.mean_s(columns, contention, terms.roofline_s, group, nearby=True)
+        return Prediction(mean, mean * self._group_factors[_MARGIN].take(group), terms.roofline_s)
+
+    def mean_s(
+        self,
+        columns: FloatArray,
+        contention: FloatArray | None,
+        roofline_s: FloatArray,
+        group: npt.NDArray[np.intp],
+        *,
+        nearby: bool,
+    ) -> FloatArray:
+        """Mean times in seconds, [m]; with or without what the newest like forwards showed.
+
+        ``columns`` [len(COLUMNS), m], ``contention`` [CONTENTION_TERMS, m], ``roofline_s`` and ``group`` [m].
+        """
         base, correction = self.parts(columns, contention)
-        offset, low, high, margin, weight = self._group_factors.take(group, axis=1)
+        offset, low, high, _, weight = self._group_factors.take(group, axis=1)
         mean = base * offset
         if correction is not None:
             correction *= weight
             mean *= np.exp(correction, out=correction)
-        roofline = terms.roofline_s
-        low *= roofline
-        high *= roofline
+        if nearby and self._looks_nearby:
+            mean *= np.exp(self._nearby.shift(columns[LOG_COLUMNS], group) * self._nearby_weight[group])
+        low *= roofline_s
+        high *= roofline_s
         np.maximum(mean, low, out=mean)
-        np.minimum(mean, high, out=mean)
-        return Prediction(mean, mean * margin, roofline)
+        return np.asarray(np.minimum(mean, high, out=mean))
 
     def contention_columns(self, terms: Terms, beside: Terms) -> FloatArray:
         """Contention terms of ``terms`` beside ``beside``, as [CONTENTION_TERMS, m]; ``beside`` has m rows or one."""
@@ -165,6 +187,10 @@ class LatencyModel:
         if contention is not None:
             base += self._contention_coefficients @ contention
         return base, self._correction(columns) if self._has_correction else None
+
+    def nearby_shift(self, columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray | None:
+        """Log factor by the newest like forwards, [m], not yet weighed; None if the snapshot holds none."""
+        return self._nearby.shift(columns[LOG_COLUMNS], group) if len(self._nearby) else None
 
     def _correction(self, columns: FloatArray) -> FloatArray:
         """Sum over the log features of their piecewise-linear factors, bounded; [m]."""

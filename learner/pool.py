@@ -18,15 +18,17 @@ logger = logging.getLogger(__name__)
 
 # Versions are reserved on disk in blocks, before any of the block is published, so that a learner killed at any moment
 # continues above every version that a scheduler may have seen, at the price of one write per block.
-VERSION_BLOCK = 1000
+VERSION_BLOCK = 10_000
 
 # What has learnt from fewer samples is not worth a file: it is back in seconds, and a stray header leaves no trace.
 WORTH_SAVING = 64
 
 # A refit that took t seconds of CPU time is followed by at least t·(1/share − 1) seconds without one.
 REFIT_SHARE = 0.1
-REFIT_INTERVAL_S = 0.5
+REFIT_INTERVAL_S = 0.1
 REFIT_AFTER_FAILURE_S = 30.0
+
+LOG_INTERVAL_S = 10.0
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class EstimatorPool:
         self._models: dict[str, LearntModel] = {}
         self._uses = 0
         self._next_fit_s = -float("inf")
+        self._next_log_s = -float("inf")
         self.rejected_steps = 0
 
     def open(self, header: Header) -> LearntModel:
@@ -154,7 +157,9 @@ class EstimatorPool:
         self._next_fit_s = self._clock() + max(REFIT_INTERVAL_S, took_s * (1.0 / REFIT_SHARE - 1.0))
         if snapshot is None or not self._publish(model, snapshot):
             return False
-        logger.info("version %d in %.0f ms from %d samples", model.version, 1e3 * took_s, snapshot.samples)
+        if self._clock() >= self._next_log_s:
+            self._next_log_s = self._clock() + LOG_INTERVAL_S
+            logger.info("version %d in %.0f ms from %d samples", model.version, 1e3 * took_s, snapshot.samples)
         return True
 
     def _publish(self, model: LearntModel, snapshot: Snapshot) -> bool:

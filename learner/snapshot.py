@@ -8,6 +8,7 @@ import msgspec
 
 from learner.columns import LOG_FEATURES, PHASES, ROOFLINE_COLUMNS, TERM_COLUMNS, TERMS
 from learner.contention import CONTENTION_TERMS
+from learner.nearby import MOST_CUT, MOST_POINTS, POINT_WIDTH
 
 SCHEMA = 1
 GROUPS = 2 * len(PHASES)  # each phase alone, then each phase beside another stream
@@ -31,8 +32,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     ``coefficients`` [TERMS] and ``contention`` [CONTENTION_TERMS] weigh the physical terms, none negative.
     ``correction`` is [LOG_FEATURES · KNOTS], row by row: log factors at log2(1 + x) = 0, 1, …, scaled per group by
-    ``correction_weight``. ``offset``, ``margin``, ``min_ratio``, ``max_ratio`` are per group (phases alone, then
-    beside another stream): log shift of the mean, upper / mean, and the bounds of mean / roofline.
+    ``correction_weight``. ``nearby`` are rows of POINT_WIDTH (:mod:`learner.nearby`): log features, group, residual and
+    weight of the newest samples, used in groups whose ``nearby_weight`` is 1. ``offset``, ``margin``, ``min_ratio``,
+    ``max_ratio`` are per group (phases alone, then beside another stream): log shift of the mean, upper / mean, and
+    the bounds of mean / roofline.
     ``coverage`` is the share of times that the margin is meant to cover. ``version`` 0 is the bare roofline.
     """
 
@@ -47,6 +50,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     contention: list[float]
     correction: list[float]
     correction_weight: list[float]
+    nearby: list[float]
+    nearby_weight: list[float]
     offset: list[float]
     margin: list[float]
     min_ratio: list[float]
@@ -61,6 +66,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             contention=list(COLD_CONTENTION),
             correction=[0.0] * (LOG_FEATURES * KNOTS),
             correction_weight=[0.0] * GROUPS,
+            nearby=[],
+            nearby_weight=[0.0] * GROUPS,
             offset=[0.0] * GROUPS,
             margin=[COLD_MARGIN] * GROUPS,
             min_ratio=[MIN_RATIO] * GROUPS,
@@ -81,12 +88,22 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         _check("contention", self.contention, CONTENTION_TERMS, 0.0, MAX_COEFFICIENT)
         _check("correction", self.correction, LOG_FEATURES * KNOTS, -MAX_CORRECTION, MAX_CORRECTION)
         _check("correction_weight", self.correction_weight, GROUPS, 0.0, 1.0)
+        _check("nearby_weight", self.nearby_weight, GROUPS, 0.0, 1.0)
+        self._check_nearby()
         _check("offset", self.offset, GROUPS, -math.log(MAX_RATIO), math.log(MAX_RATIO))
         _check("margin", self.margin, GROUPS, 1.0, MAX_MARGIN)
         _check("min_ratio", self.min_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
         _check("max_ratio", self.max_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
         if any(low > high for low, high in zip(self.min_ratio, self.max_ratio, strict=True)):
             raise ValueError("snapshot's min_ratio exceeds its max_ratio")
+
+    def _check_nearby(self) -> None:
+        points, left = divmod(len(self.nearby), POINT_WIDTH)
+        if left or points > MOST_POINTS:
+            raise ValueError(f"snapshot's nearby has {len(self.nearby)} numbers")
+        limits = [(0.0, 64.0)] * LOG_FEATURES + [(0.0, GROUPS - 1.0), (-MOST_CUT, MOST_CUT), (0.0, 1.0)]
+        for column, (low, high) in enumerate(limits):
+            _check("nearby", self.nearby[column::POINT_WIDTH], points, low, high)
 
     def encode(self) -> bytes:
         """As msgpack."""

@@ -57,6 +57,7 @@ def largest_chunk(
     offer: Offer,
     limit_s: float,
     tolerance_s: float,
+    worth: Callable[[float], bool] = lambda tokens: True,
 ) -> MixedTimes:
     """The largest mixed batch found whose ``upper_s`` is within ``limit_s``; one row.
 
@@ -68,7 +69,8 @@ def largest_chunk(
     two batches with no such end between them it crosses the limit after their chord and before the lines through the
     neighbours, and that is where the second look goes. What is found keeps the limit by its own prediction, whatever
     the curve. It is exact where all budgets of the bracket are looked at; else it is a few per cent short at most, for
-    a time that never falls.
+    a time that never falls. If ``worth`` says of the furthest crossing, in tokens, that no chunk up to there matters,
+    the second look is spared.
     """
     page_s = float(coarse.upper_s[0])
     if page_s > limit_s:
@@ -82,13 +84,15 @@ def largest_chunk(
     between = last - first - 1
     if between < 1 or last_s <= limit_s:
         return best
+    nearest, furthest = first + (last - first) * (limit_s - first_s) / (last_s - first_s), float(last)
+    bends = _bends(offer)
+    if not ((bends > first * page) & (bends < last * page)).any():
+        furthest = max(_furthest(coarse, whole, below, page, limit_s), nearest)
+    if not worth(furthest * page):
+        return best
     if between <= FINE:
         grid = np.arange(first + 1, last)
     else:
-        nearest, furthest = first + (last - first) * (limit_s - first_s) / (last_s - first_s), float(last)
-        bends = _bends(offer)
-        if not ((bends > first * page) & (bends < last * page)).any():
-            furthest = _furthest(coarse, whole, below, page, limit_s)
         looks = np.concatenate([nearest + (last - first) * BEFORE, np.linspace(nearest, furthest, FINE)])
         grid = np.minimum(np.maximum(looks.astype(np.int64), first + 1), last - 1)
     fine = predict(grid * page)

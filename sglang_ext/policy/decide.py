@@ -12,7 +12,7 @@ import numpy as np
 from sglang_ext.policy.explore import Explorer
 from sglang_ext.policy.gaps import within
 from sglang_ext.policy.prefill import offer
-from sglang_ext.policy.table import FEASIBLE, choose, decision
+from sglang_ext.policy.table import FEASIBLE, best_rate, choose, decision
 from sglang_ext.policy.types import CHUNKED, TEMPORAL, CandidateTable, Decision, FloatArray, Model, Settings, Situation
 from sglang_ext.policy.weigh import Weighing, one_phase
 
@@ -58,9 +58,9 @@ def _auto(weighing: Weighing, explorer: Explorer | None) -> Decision:
     turn = explorer if explorer is not None and settings.explore and share and explorer.due() else None
     if fits and turn is None:
         return _decided(whole, "fits")
-    others = [] if fits else weighing.cut_plans()
-    if share:
-        others.append(weighing.window_plans())
+    others = [weighing.window_plans()] if share else []
+    if not fits:
+        others += weighing.cut_plans(max((best_rate(plans) for plans in others), default=0.0))
     table = CandidateTable(np.concatenate([whole, *others], axis=1))
     index, reason = (0, "fits") if fits else choose(table)
     other = turn.pick(table, index, weighing.situation.tbt_slo_s) if turn is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sglang_ext.policy.pace import LONGEST, prefill_curve
 from sglang_ext.policy.types import FloatArray, IntArray, Model
 
 PATIENCE_S = 30.0
@@ -14,9 +15,18 @@ AGEING_TOKENS_PER_S = 1000.0
 
 
 def prefill_alone_s(model: Model, new: IntArray, cached: IntArray) -> FloatArray:
-    """Predicted time of each request's remaining prefill alone on the whole device [n], one forward each."""
-    terms = model.terms(new[:, None], cached[:, None], 1, model.total_tpcs)
-    return model.predict(terms).mean_s
+    """About how long each request's remaining prefill takes alone on the whole device [n].
+
+    What a prompt of new + cached tokens takes more than one of the cached ones, which is right for causal attention,
+    but no less than a prompt of the new ones.
+    """
+    tokens, times = prefill_curve(model)
+    upto = np.interp(new + cached, tokens, times)
+    beyond = new + cached > LONGEST
+    if beyond.any():
+        upto[beyond] = times[-1] * ((new + cached)[beyond] / LONGEST)
+    alone: FloatArray = np.maximum(np.interp(new, tokens, times), upto - np.interp(cached, tokens, times))
+    return alone
 
 
 def order_queue(

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from sglang_ext.policy.types import MODES, CandidateTable, Decision, FloatArray
 
 FEASIBLE = CandidateTable.COLUMNS.index("feasible")
+RATE = CandidateTable.COLUMNS.index("tokens_per_s")
 
 SAME = 0.1
 """Where nothing is feasible, violations this much above the least count as the least: predictions are no finer, and
@@ -45,6 +46,11 @@ def plans(
     matrix[10] = feasible
     matrix[11] = left_s
     return matrix
+
+
+def best_rate(columns: FloatArray) -> float:
+    """The highest rate of the feasible among some plans [12, m]; 0 if there is none."""
+    return float((columns[RATE] * columns[FEASIBLE]).max(initial=0.0))
 
 
 def choose(table: CandidateTable) -> tuple[int, str]:

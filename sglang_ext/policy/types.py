@@ -24,11 +24,11 @@ Mode: TypeAlias = Literal["temporal", "chunked", "spatial", "reserved"]
 MODES: tuple[Mode, ...] = ("temporal", "chunked", "spatial", "reserved")
 TEMPORAL, CHUNKED, SPATIAL, RESERVED = range(4)
 
-ForcedMode: TypeAlias = Literal["auto", "temporal", "chunked", "spatial", "reserved", "duet"]
+ModeSetting: TypeAlias = Literal["auto", "temporal", "chunked", "spatial", "reserved", "duet"]
 
 
 class Model(Protocol):
-    """What the policy asks of a latency model; :class:`learner.latency.LatencyModel` is one."""
+    """What the policy asks of a latency model, which never changes; :class:`learner.latency.LatencyModel` is one."""
 
     @property
     def total_tpcs(self) -> int: ...
@@ -42,6 +42,8 @@ class Model(Protocol):
     ) -> Terms: ...
 
     def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction: ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Settings:
     gives decode so many, reserved keeps prefill off so many. ``fixed_split`` replaces them by one.
     """
 
-    mode: ForcedMode = "auto"
+    mode: ModeSetting = "auto"
     concurrent: bool = False
     levels: tuple[int, ...] = ()
     fixed_split: int | None = None

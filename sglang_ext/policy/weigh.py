@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sglang_ext.policy.chunk import coarse_budgets, largest_chunk
@@ -9,6 +11,7 @@ from sglang_ext.policy.duet import duet
 from sglang_ext.policy.forwards import Forwards, MixedTimes
 from sglang_ext.policy.gaps import mixed_gap_s, within
 from sglang_ext.policy.layout import Layout, lay_out, levels_on_offer
+from sglang_ext.policy.pace import prefill_curve
 from sglang_ext.policy.prefill import Offer
 from sglang_ext.policy.table import SAME, plans
 from sglang_ext.policy.types import (
@@ -26,6 +29,15 @@ from sglang_ext.policy.windows import SHARES, Windows, best_windows, lay_down, p
 WINDOW_MODES = {"auto": (SPATIAL, RESERVED), "spatial": (SPATIAL,), "reserved": (RESERVED,), "duet": (SPATIAL,)}
 
 
+class _Rest(NamedTuple):
+    """The whole offer's mixed batch, decode alone, smaller mixed batches, and the next decode step's bound."""
+
+    whole: MixedTimes
+    decode_alone: MixedTimes
+    coarse: MixedTimes
+    next_upper_s: float
+
+
 class Weighing:
     """All plans for one situation that has both phases. ``whole`` is the mixed batch of the whole offer."""
 
@@ -35,10 +47,19 @@ class Weighing:
         self._forwards = Forwards(situation, offered, model)
         self._most_steps = min(situation.max_look_ahead, settings.max_look_ahead)
         self._levels = levels_on_offer(settings, model.total_tpcs) if settings.concurrent else ()
-        # What may be asked of all these is asked at once, since a row costs little.
-        budgets = np.concatenate([[offered.most, 0], coarse_budgets(offered)])
-        mixed, self._next_upper_s = self._forwards.mixed_and_following(budgets, self._most_steps)
-        self.whole, self._decode_alone, self._coarse = mixed.row(0), mixed.row(1), mixed.rows(slice(2, None))
+        self._rest: _Rest | None = None
+        # A call costs far more than a row: what will be asked for when the whole does not fit is asked with it.
+        if float(np.interp(offered.most, *prefill_curve(model))) + self._overhead_s() < situation.tbt_slo_s:
+            self.whole = self._forwards.mixed(np.array([offered.most]))
+        else:
+            self.whole = self._ask().whole
+
+    def _ask(self) -> _Rest:
+        if self._rest is None:
+            budgets = np.concatenate([[self._offered.most, 0], coarse_budgets(self._offered)])
+            mixed, following_s = self._forwards.mixed_and_following(budgets, self._most_steps)
+            self._rest = _Rest(mixed.row(0), mixed.row(1), mixed.rows(slice(2, None)), following_s)
+        return self._rest
 
     def no_window(self) -> str:
         """Why no window is possible; empty if one is."""
@@ -50,29 +71,42 @@ class Weighing:
         """The mixed batch of the whole offer, as a column of a candidate table [12, 1]."""
         return self._mixed_plan(mode, self.whole)
 
-    def cut_plans(self) -> list[FloatArray]:
+    def cut_plans(self, rival_rate: float = 0.0) -> list[FloatArray]:
         """Smaller mixed batches, where the whole one breaks τ, as columns of a candidate table.
 
         The largest that keeps τ or, if even a page breaks it, a page, and the largest that comes close to that; and if
-        the decodes have waited, decode alone.
+        the decodes have waited, decode alone. Where no chunk can reach ``rival_rate`` (tokens per second, of another
+        feasible plan) the largest is not looked for closely.
         """
         found = []
-        if len(self._coarse.budgets):
+        coarse = self._ask().coarse
+        if len(coarse.budgets):
             overhead_s = self._overhead_s()
             limit_s = within(self.situation.tbt_slo_s) - overhead_s
-            tolerance_s = SAME * (float(self._coarse.upper_s[0]) + overhead_s)
-            chunk = largest_chunk(self._coarse, self.whole, self._forwards.mixed, self._offered, limit_s, tolerance_s)
-            if float(self._coarse.upper_s[0]) > limit_s:
-                found.append(self._mixed_plan(CHUNKED, self._coarse.row(0)))
+            tolerance_s = SAME * (float(coarse.upper_s[0]) + overhead_s)
+            # At the limit the mean is as far below the bound as it is for the whole: both batches are mixed.
+            mean_s = limit_s * float(self.whole.mean_s[0]) / float(self.whole.upper_s[0])
+            rival_tokens = rival_rate * (mean_s + self.situation.host_overhead_s) - self._forwards.decodes
+            chunk = largest_chunk(
+                coarse,
+                self.whole,
+                self._forwards.mixed,
+                self._offered,
+                limit_s,
+                tolerance_s,
+                lambda tokens: tokens >= rival_tokens,
+            )
+            if float(coarse.upper_s[0]) > limit_s:
+                found.append(self._mixed_plan(CHUNKED, coarse.row(0)))
             found.append(self._mixed_plan(CHUNKED, chunk))
         if self.situation.waited_s > 0:
-            found.append(self._mixed_plan(TEMPORAL, self._decode_alone))
+            found.append(self._mixed_plan(TEMPORAL, self._ask().decode_alone))
         return found
 
     def window_plans(self) -> FloatArray:
         """The best window of each division, as columns of a candidate table [12, n]."""
         layout, windows = self._windows(SHARES)
-        return best_windows(windows, layout, self.situation, self._next_upper_s, self._most_steps)
+        return best_windows(windows, layout, self.situation, self._ask().next_upper_s, self._most_steps)
 
     def duet_plans(self) -> FloatArray:
         """Every plan that DuetServe's algorithm visits, by its own constraint and objective, likewise."""
@@ -87,7 +121,7 @@ class Weighing:
             self._most_steps,
             layout.concurrent,
         )
-        weighed = weigh(windows, situation, visited.steps[:, None], self._next_upper_s, layout.concurrent)
+        weighed = weigh(windows, situation, visited.steps[:, None], self._ask().next_upper_s, layout.concurrent)
         weighed = weighed._replace(tokens_per_s=visited.tokens_per_s[:, None])
         division, which = (index.ravel() for index in np.indices(visited.steps.shape[::-1]))
         return lay_down(windows, layout, weighed, visited.allowed[:, None], (which, np.zeros_like(which), division))

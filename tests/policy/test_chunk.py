@@ -13,7 +13,7 @@ from tests.policy import reference
 from tests.policy.analytic import Analytic, corrected, h200, models, situations
 
 
-def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0) -> tuple[MixedTimes, int]:
+def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0, **options) -> tuple[MixedTimes, int]:
     """The chunk found, and how many further calls of the model it took."""
     offered = offer(s)
     forwards = Forwards(s, offered, model)
@@ -24,7 +24,7 @@ def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0) -> tup
         return forwards.mixed(budgets)
 
     coarse, whole = forwards.mixed(coarse_budgets(offered)), forwards.mixed(np.array([offered.most]))
-    return largest_chunk(coarse, whole, predict, offered, limit_s, tolerance_s), len(calls)
+    return largest_chunk(coarse, whole, predict, offered, limit_s, tolerance_s, **options), len(calls)
 
 
 @settings(deadline=None)
@@ -87,6 +87,17 @@ def test_if_even_a_page_is_too_much_the_smallest_violation_is_taken_up_to_the_to
     assert search(s, model, page_s / 2)[0].budgets[0] == 1
     found, _ = search(s, model, page_s / 2, tolerance_s=10.5e-4)
     assert found.budgets[0] == 11
+
+
+def test_the_second_look_is_spared_where_no_chunk_is_worth_it() -> None:
+    s = Situation(np.full(4, 100), np.array([8000]), np.array([0]), 0.1, 8000, 0)
+    limit_s = reference.mixed(s, Analytic(), 3000, "chunked").upper_s
+    asked = []
+    for answer, calls in ((True, 1), (False, 0)):
+        found, made = search(s, Analytic(), limit_s, worth=lambda tokens, answer=answer: asked.append(tokens) or answer)
+        assert made == calls
+        assert reference.mixed(s, Analytic(), int(found.budgets[0]), "chunked").upper_s <= limit_s
+    assert min(asked) >= 3000
 
 
 def test_a_bend_between_two_looks_is_found() -> None:

@@ -235,11 +235,15 @@ def test_a_fixed_split_is_the_only_division() -> None:
 
 def test_a_wait_left_by_a_window_may_be_paid_by_decode_alone() -> None:
     """40 ms of τ are gone: no chunk fits the rest, a lone decode step does."""
-    model = Analytic(token_s=1e-2, weights_s=1e-3, margin=1.0)
+    model = Analytic(token_s=2e-2, weights_s=1e-3, margin=1.0)
     rest = reference.mixed(PLAIN, model, 0, "temporal").upper_s
     s = changed(tbt_slo_s=0.04 + rest + 1e-3, waited_s=0.04)
     d = decide(s, Settings("auto", False), model)
     assert (d.mode, d.reason, d.prefill_tokens) == ("temporal", "best", 0)
+    # But not if it cannot keep τ either: then prefill goes on.
+    d = decide(changed(tbt_slo_s=0.04 + rest - 1e-3, waited_s=0.04), Settings("auto", False), model)
+    assert (d.reason, d.prefill_tokens > 0) == ("least_violation", True)
+    assert d.largest_gap_s > 1.1 * (0.04 + rest)
     # With nothing to pay the least violation carries prefill instead.
     d = decide(changed(tbt_slo_s=rest + 1e-3), Settings("auto", False), model)
     assert (d.reason, d.prefill_tokens > 0) == ("least_violation", True)

@@ -88,11 +88,22 @@ def test_ageing_bounds_who_passes_a_long_request(tokens, later) -> None:
     assert passes == (later < (tokens - 1) / 1000.0)
 
 
-def test_the_remaining_prefill_is_predicted_alone() -> None:
-    model = Analytic()
-    found = prefill_alone_s(model, np.array([100, 5000]), np.array([0, 300]))
-    expected = [reference.forward(model, [100], [0], 1, 8)[0], reference.forward(model, [5000], [300], 1, 8)[0]]
-    assert found.tolist() == pytest.approx(expected)
+@settings(deadline=None)
+@given(st.integers(1, 100_000), st.integers(0, 100_000), st.sampled_from([Analytic(), h200()]))
+def test_the_remaining_prefill_is_read_off_the_models_curve(new, cached, model) -> None:
+    found = float(prefill_alone_s(model, np.array([new]), np.array([cached]))[0])
+    alone = reference.forward(model, [new], [0], 1, model.total_tpcs)[0]
+    assert found >= 0.98 * alone
+    whole = reference.forward(model, [new + cached], [0], 1, model.total_tpcs)[0]
+    part = reference.forward(model, [cached], [0], 1, model.total_tpcs)[0] if cached else 0.0
+    assert found == pytest.approx(max(alone, whole - part), rel=0.05, abs=0.03 * whole)
+
+
+def test_prompts_beyond_the_curve_take_time_in_proportion() -> None:
+    model = Analytic(pair_s=0.0)
+    one, two = prefill_alone_s(model, np.array([1 << 21, 1 << 22]), np.zeros(2, np.int64)).tolist()
+    assert one == pytest.approx(reference.forward(model, [1 << 21], [0], 1, 8)[0])
+    assert two == pytest.approx(2 * one)
 
 
 def test_thousands_are_ordered_at_once() -> None:

@@ -63,7 +63,7 @@ def test_no_gap_exceeds_tau_where_the_plans_promise_it(
                 assert after.largest_gap_s <= tau * (1 + 1e-6)
 
 
-def test_the_issues_burst_of_long_prompts_breaks_no_gap_on_an_h200() -> None:
+def test_a_burst_of_long_prompts_breaks_no_gap_on_an_h200() -> None:
     """Twelve prompts of 8,192 tokens among 32 decodes: stock's gaps reach 2.2 s; here all stay within 100 ms."""
     levels = (8, 16, 24, 32, 40, 48)
     decodes = [Request(0.0, 64, 200) for _ in range(32)]

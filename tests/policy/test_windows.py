@@ -11,6 +11,7 @@ from sglang_ext.policy.prefill import offer
 from sglang_ext.policy.table import choose
 from sglang_ext.policy.types import MODES, RESERVED, SPATIAL, CandidateTable, Settings, Situation
 from sglang_ext.policy.weigh import Weighing
+from sglang_ext.policy.windows import Windows, best_windows
 from tests.policy import reference
 from tests.policy.analytic import Analytic, models, situations
 
@@ -29,6 +30,17 @@ def test_the_end_of_a_window_counts_what_is_left_of_the_prefill() -> None:
     parts = halves(0.018, 0.018, 0.228, 0.228)
     assert gaps(parts, 8, following=0.008) == pytest.approx((0.092, 0.084))
     assert gaps(parts, 13, following=0.008)[0] == pytest.approx(0.018)
+
+
+def test_k_reaches_as_far_as_the_prefills_bound() -> None:
+    """⌊100 / 10⌋ = 10 steps and 11 leave 60 and 50 ms of a prefill's bound of 160; only from 13 on no more than τ."""
+    layout = lay_out((SPATIAL,), (2,), 8, True, 1)
+    one = np.array([[1]])
+    windows = Windows(one, one, one < 0, halves(0.010, 0.011, 0.100, 0.160), np.ones((1, 1)), np.ones((1, 1)))
+    s = Situation(np.array([5]), np.array([1]), np.array([0]), 0.040, 1, 20)
+    for most, steps, feasible in ((20, 13, 1), (13, 13, 1), (12, 12, 0)):
+        plans = CandidateTable(best_windows(windows, layout, s, 0.010, most))
+        assert (plans["look_ahead_steps"].tolist(), plans["feasible"].tolist()) == ([steps], [feasible])
 
 
 def test_first_tokens_wait_for_the_rest_of_the_steps() -> None:
