@@ -65,7 +65,7 @@ async def replay(
             calls = [_Call(f"{url}/generate", session, index, plan[index], start) for index in range(len(plan))]
             tasks = [asyncio.create_task(call.run(body)) for call, body in zip(calls, bodies, strict=True)]
             for task in tasks:
-                task.add_done_callback(lambda _: bar.update())
+                task.add_done_callback(lambda task: task.cancelled() or bar.update())
             try:
                 if tasks:
                     await asyncio.wait(tasks, timeout=deadline_s)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.client import run_load
 from bench.plan import make_plan
@@ -108,16 +109,32 @@ def scale_to_machine(trace: Sequence[TraceRequest], speed: MachineSpeed, duratio
 
 
 def without_idle_time(trace: Sequence[TraceRequest], longest: float = LONGEST_GAP) -> list[TraceRequest]:
-    """The trace with every gap between arrivals cut to ``longest`` (> 1) mean gaps of the result, about.
+    """The trace with every gap between arrivals cut to at most ``longest`` (> 1) mean gaps of the result.
 
     Production traces of a few minutes may hold bursts of dozens of requests a minute apart; a short replay would
     consist of one burst and silence.
     """
     gaps_s = np.diff([request.arrival_s for request in trace])
-    while gaps_s.size and gaps_s.max() > 1.001 * longest * gaps_s.mean():
-        gaps_s = np.minimum(gaps_s, longest * gaps_s.mean())
+    gaps_s = np.minimum(gaps_s, _gap_bound(gaps_s, longest))
     arrivals_s = np.concatenate([[0.0], np.cumsum(gaps_s)])
     return [replace(request, arrival_s=float(at_s)) for request, at_s in zip(trace, arrivals_s, strict=True)]
+
+
+def _gap_bound(gaps_s: NDArray[np.float64], longest: float) -> float:
+    """The bound b with b = ``longest`` · mean(min(gaps, b)), or infinity if no gap is that long.
+
+    With the k largest cut to b, and S the sum of the others: b = longest · (S + k·b) / n.
+    """
+    ascending = np.sort(gaps_s)
+    count = ascending.size
+    if count == 0 or ascending[-1] <= longest * ascending.mean():
+        return float("inf")
+    uncut_s = np.cumsum(ascending)
+    for cut in range(1, count):
+        bound_s = longest * uncut_s[count - cut - 1] / (count - longest * cut)
+        if bound_s >= ascending[count - cut - 1]:
+            return float(bound_s)
+    return float("inf")
 
 
 def _round_up(value: float, step: float) -> float:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from learner.columns import COLUMN, LOG_COLUMNS, LOG_FEATURES, PHASES, TERMS
 from learner.contention import CONTENTION_COLUMNS, Contention
+from learner.decodes import Decoding
 from learner.device import DeviceProfile
 from learner.nearby import Nearby
 from learner.roofline import Roofline
@@ -50,7 +51,7 @@ class Terms:
     def take(self, index: npt.ArrayLike | slice) -> Terms:
         """The forwards that ``index`` picks (integers, a mask or a slice)."""
         at = index if isinstance(index, slice) else np.asarray(index)
-        return Terms(self.matrix[at], self.tpcs[at], self.roofline_s[at])
+        return Terms(self.matrix.T[:, at].T, self.tpcs[at], self.roofline_s[at])
 
 
 class Prediction(NamedTuple):
@@ -118,14 +119,22 @@ class LatencyModel:
         model._load(snapshot)
         return model
 
-    def terms(self, q: npt.ArrayLike, c: npt.ArrayLike, logits_rows: npt.ArrayLike, tpcs: npt.ArrayLike) -> Terms:
+    def terms(
+        self,
+        q: npt.ArrayLike,
+        c: npt.ArrayLike,
+        logits_rows: npt.ArrayLike,
+        tpcs: npt.ArrayLike,
+        decodes: Decoding | None = None,
+    ) -> Terms:
         """Roofline terms of m forwards.
 
         ``q``, ``c``: new and cached tokens per request, integers, [n] or [m, n] or broadcastable to it (rows with
         q == 0 are padding and cost nothing). ``logits_rows``: rows that get logits, [m] or scalar. ``tpcs``: TPCs
-        that the forward may use, [m] or scalar. The terms do not depend on the snapshot.
+        that the forward may use, [m] or scalar. ``decodes``: a batch of decodes besides these requests, summed
+        beforehand (:class:`learner.decodes.DecodeBatch`). The terms do not depend on the snapshot.
         """
-        columns, s, roofline = self._roofline.columns(q, c, logits_rows, tpcs)
+        columns, s, roofline = self._roofline.columns(q, c, logits_rows, tpcs, decodes)
         return Terms(columns.T, s, roofline)
 
     def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction:

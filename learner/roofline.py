@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.columns import COLUMN, COLUMNS, DECODE, LINEAR_COLUMNS, LOG_COLUMNS, ROOFLINE_COLUMNS
+from learner.decodes import Decoding
 from learner.device import DeviceProfile
 from learner.shape import ModelShape
 
@@ -131,17 +132,25 @@ class Roofline:
         return out
 
     def columns(
-        self, q: npt.ArrayLike, c: npt.ArrayLike, logits_rows: npt.ArrayLike, tpcs: npt.ArrayLike
+        self,
+        q: npt.ArrayLike,
+        c: npt.ArrayLike,
+        logits_rows: npt.ArrayLike,
+        tpcs: npt.ArrayLike,
+        decodes: Decoding | None = None,
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """All of :data:`COLUMNS` for m forwards as [len(COLUMNS), m]; their TPCs as [m]; their roofline as [m].
 
         ``q``, ``c``: new and cached tokens per request, [n] or [m, n] or broadcastable to it; rows with q == 0 are
         padding. ``logits_rows``, ``tpcs``: [m] or scalar. A row with q == 1 and c > 0 is a decode, any other a
-        prefill row. A forward without tokens costs nothing. Whole TPCs only; S is clipped to [1, whole device].
+        prefill row. ``decodes`` come on top of these requests. A forward without tokens costs nothing. Whole TPCs only;
+        S is clipped to [1, whole device].
         """
         q = np.asarray(q, dtype=np.float64)
         c = np.asarray(c, dtype=np.float64)
-        if q.ndim != 2 or q.shape != c.shape:
+        if q.ndim == 2 and q.shape[1:] == c.shape:
+            c = c[None]
+        elif q.ndim != 2 or q.shape != c.shape:
             q, c = np.broadcast_arrays(np.atleast_2d(q), np.atleast_2d(c))
         s = np.asarray(tpcs, dtype=np.float64).reshape(-1)
         logits = np.asarray(logits_rows, dtype=np.float64).reshape(-1)
@@ -153,7 +162,7 @@ class Roofline:
         sums = np.zeros((_SUMS, m))
         sums[_ONE] = 1.0
         sums[_LOGITS] = logits
-        self._sum_requests(q, c, pair_bytes, sums)
+        self._sum_requests(q, c, decodes, pair_bytes, sums)
         np.add(sums[_PREFILL_TOKENS], sums[_DECODE_ROWS], out=sums[_TOKENS])
         np.minimum(sums[_PREFILL_ROWS : _DECODE_ROWS + 1], 1.0, out=sums[_PREFILLS : _DECODES + 1])
         work = self._weights @ sums
@@ -171,34 +180,61 @@ class Roofline:
         np.log2(logs, out=logs)
         return work[_OPERATORS:], s, roofline
 
-    def _sum_requests(self, q: FloatArray, c: FloatArray, pair_bytes: FloatArray, sums: FloatArray) -> None:
-        """Fill ``sums`` [_SUMS, m] from q and c, [1 or m, n]; ``pair_bytes`` [m] is one pair's F · 𝓑 / Π."""
-        decodes = q == 1.0
-        decodes &= c > 0.0
-        decode = np.empty((2, *q.shape))
-        rows, cached = decode[0], decode[1]
-        rows[...] = decodes
-        np.multiply(c, rows, out=cached)
-        sums[_DECODE_ROWS : _DECODE_CACHED + 1] = decode @ self._ones(q.shape[1])
-        np.maximum.reduce(cached, axis=1, initial=0.0, out=sums[_LONGEST, : q.shape[0]])
-        if q.shape[0] == 1:
-            sums[_LONGEST] = sums[_LONGEST, 0]
-        if self._decode_computes:
-            # F and B of a decode are linear in its context; F wins only where one pair costs more than its bytes.
-            over = (cached + rows) * (pair_bytes - self._context_bytes)[:, None]
-            over -= self._query_bytes * rows
-            sums[_DECODE_EXCESS] = np.maximum(over, 0.0) @ self._ones(q.shape[1])
-        prefills = q > rows  # a decode has q == 1, so this leaves the others with q > 0
+    def _sum_requests(
+        self, q: FloatArray, c: FloatArray, decodes: Decoding | None, pair_bytes: FloatArray, sums: FloatArray
+    ) -> None:
+        """Fill ``sums`` [_SUMS, m] from q [1 or m, n], c [1 or m, n] and ``decodes``; ``pair_bytes`` [m] is one pair's
+        F · 𝓑 / Π.
+        """
+        squares: FloatArray | float = 0.0
+        listed = q == 1.0
+        listed &= c > 0.0
+        if np.logical_or.reduce(listed, axis=None):
+            squares = self._sum_listed_decodes(listed, c, pair_bytes, sums)
+            prefills = q > listed  # a decode has q == 1, so this leaves the others with q > 0
+        else:
+            prefills = q > 0.0
+        if decodes is not None and decodes.batch.rows:
+            squares = squares + self._sum_batch(decodes, pair_bytes, sums)
         at = np.logical_or.reduce(prefills, axis=0).nonzero()[0]
         if at.size:
             # Batches list their prefill rows together: only from the first to the last of them is looked at.
             span = slice(int(at[0]), int(at[-1]) + 1)
             self._sum_prefills(q[:, span], c[:, span], prefills[:, span], pair_bytes, sums)
             # Padding concerns decodes, each of c + 1 tokens, only where they share a batch with a prefill.
-            squares = np.vecdot(cached, cached) + 2.0 * sums[_DECODE_CACHED]
-            squares += sums[_DECODE_ROWS]
-            squares *= sums[_PREFILL_ROWS] > 0.0
-            sums[_PADDED_PAIRS] += squares
+            sums[_PADDED_PAIRS] += squares * (sums[_PREFILL_ROWS] > 0.0)
+
+    def _sum_listed_decodes(
+        self, listed: npt.NDArray[np.bool_], c: FloatArray, pair_bytes: FloatArray, sums: FloatArray
+    ) -> FloatArray:
+        """The part of :meth:`_sum_requests` that concerns decodes, which ``listed`` marks; Σ (c + 1)² of them, [m]."""
+        decode = np.empty((2, *listed.shape))
+        rows, cached = decode[0], decode[1]
+        rows[...] = listed
+        np.multiply(c, rows, out=cached)
+        ones = self._ones(listed.shape[1])
+        sums[_DECODE_ROWS : _DECODE_CACHED + 1] = decode @ ones
+        sums[_LONGEST] = np.maximum.reduce(cached, axis=1)
+        if self._decode_computes:
+            # F and B of a decode are linear in its context; F wins only where one pair costs more than its bytes.
+            over = (cached + rows) * (pair_bytes - self._context_bytes)[:, None]
+            over -= self._query_bytes * rows
+            sums[_DECODE_EXCESS] = np.maximum(over, 0.0) @ ones
+        return np.asarray(np.vecdot(cached, cached) + 2.0 * sums[_DECODE_CACHED] + sums[_DECODE_ROWS])
+
+    def _sum_batch(self, decodes: Decoding, pair_bytes: FloatArray, sums: FloatArray) -> FloatArray:
+        """Add decodes that were summed before to ``sums``; Σ (c + 1)² of them, [m]."""
+        batch, share, grown = decodes
+        sums[_DECODE_ROWS] += batch.rows * share
+        sums[_DECODE_CACHED] += (batch.cached + batch.rows * grown) * share
+        np.maximum(sums[_LONGEST], (batch.longest + grown) * share, out=sums[_LONGEST])
+        if self._decode_computes:
+            # F − B = (c + grown + 1) · over − the query's bytes, which is positive from one context on.
+            over = np.maximum(pair_bytes - self._context_bytes, 0.0)
+            switch = np.divide(self._query_bytes, over, out=np.full_like(over, np.inf), where=over > 0.0)
+            count, cached = batch.beyond(switch - 1.0 - grown)
+            sums[_DECODE_EXCESS] += ((cached + count * (grown + 1.0)) * over - count * self._query_bytes) * share
+        return np.asarray((batch.pairs + (2.0 * (batch.cached + batch.rows) + batch.rows * grown) * grown) * share)
 
     def _sum_prefills(
         self, q: FloatArray, c: FloatArray, held: npt.NDArray[np.bool_], pair_bytes: FloatArray, sums: FloatArray

@@ -38,12 +38,23 @@ class MixedTimes(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes of the prefill [p]: what each budget buys."""
+    """Sizes of a window's prefill [p]: what each budget buys."""
 
     budgets: IntArray
     tokens: IntArray
     ended: IntArray
     """prompts that end in it"""
+
+
+class Everything(NamedTuple):
+    """What :meth:`Forwards.everything` predicts."""
+
+    mixed: MixedTimes
+    next_upper_s: float
+    """The bound on the next iteration's decode step if that runs nothing else, which it always can."""
+    sizes: Sizes
+    windows: FloatArray
+    """[3, 2 · p · n]: mean, bound and roofline of the steps of each size's divisions, then of their prefills"""
 
 
 class Forwards:
@@ -53,62 +64,58 @@ class Forwards:
         self.offer = offer
         self.decodes = len(situation.decode_context)
         self._model = model
-        self._context = np.concatenate([situation.decode_context, offer.cached]).astype(np.float64)
+        self._batch = DecodeBatch(situation.decode_context)
 
     def mixed(self, budgets: IntArray) -> MixedTimes:
         """Every decode and the prefill that each budget [m] buys, on all TPCs; budget 0 is decode alone."""
-        q, new = self._mixed_rows(budgets, len(budgets))
-        rows = finished(self.offer, new).sum(axis=1) + self.decodes
-        terms = self._model.terms(q, self._contexts(len(q)), rows, self._model.total_tpcs)
-        return self._mixed_times(budgets, new, self._model.predict(terms))
-
-    def mixed_and_following(self, budgets: IntArray, grown: int) -> tuple[MixedTimes, float]:
-        """:meth:`mixed`, and the bound on the next iteration's decode step if that runs nothing else.
-
-        By then contexts have ``grown``, and every prompt that the first budget ends decodes too. The next iteration
-        can always run this step, so it bounds how soon that makes a token.
-        """
-        count, decodes = len(budgets), self.decodes
-        q, new = self._mixed_rows(budgets, count + 1)
-        ended = finished(self.offer, new)
-        q[count, decodes:] = ended[0]
-        context = self._contexts(count + 1)
-        context[count, decodes:] += self.offer.new
-        context[count] += grown
-        rows = np.empty(count + 1)
-        rows[:count] = ended.sum(axis=1)
-        rows[count] = rows[0]
-        prediction = self._model.predict(self._model.terms(q, context, rows + decodes, self._model.total_tpcs))
-        return self._mixed_times(budgets, new, prediction), float(prediction.upper_s[count])
-
-    def halves(self, budgets: IntArray, layout: Layout) -> tuple[Sizes, Terms]:
-        """The halves of windows: a decode step on each of the layout's ``step_tpcs``, and then a prefill for each
-        budget [p] on each of its ``part_tpcs``, budget by budget.
-        """
         new = compose(self.offer, budgets)
-        sizes = Sizes(budgets, new.sum(axis=1), finished(self.offer, new).sum(axis=1))
-        steps, parts = len(layout.step_tpcs), len(layout.part_tpcs)
-        q = np.zeros((steps + len(budgets) * parts, len(self._context)))
-        q[:steps, : self.decodes] = 1.0
-        q[steps:, self.decodes :] = np.repeat(new, parts, axis=0)
-        rows = np.empty(len(q))
-        rows[:steps] = self.decodes
-        rows[steps:] = np.repeat(sizes.ended, parts)
-        return sizes, self._model.terms(q, self._contexts(len(q)), rows, layout.tpcs)
+        rows = np.add.reduce(finished(self.offer, new), axis=1) + self.decodes
+        terms = self._model.terms(new, self.offer.cached, rows, self._model.total_tpcs, Decoding(self._batch))
+        return MixedTimes(budgets, np.add.reduce(new, axis=1), *self._model.predict(terms))
 
-    def _contexts(self, rows: int) -> FloatArray:
-        contexts = np.empty((rows, len(self._context)))
-        contexts[:] = self._context
-        return contexts
+    def everything(self, budgets: IntArray, grown: int, sizes: IntArray, layout: Layout) -> Everything:
+        """:meth:`mixed` of ``budgets`` [m], the next decode step, and the halves of windows for each of ``sizes`` [p],
+        each half beside the other where the layout runs them at once.
 
-    def _mixed_rows(self, budgets: IntArray, rows: int) -> tuple[FloatArray, IntArray]:
-        new = compose(self.offer, budgets)
-        q = np.empty((rows, len(self._context)))
-        q[:, : self.decodes] = 1.0
-        q[: len(budgets), self.decodes :] = new
-        return q, new
+        By the next step contexts have ``grown``, and every prompt that the first of ``budgets`` ends decodes too.
+        """
+        offer, model = self.offer, self._model
+        p, rows = len(sizes), arrange(layout, len(sizes), len(budgets))
+        new = compose(offer, np.concatenate((sizes, budgets)))
+        ended = finished(offer, new)
+        tokens, ends = np.add.reduce(new, axis=1), np.add.reduce(ended, axis=1)
 
-    def _mixed_times(self, budgets: IntArray, new: IntArray, prediction: Prediction) -> MixedTimes:
-        count = len(budgets)
-        mean_s, upper_s, roofline_s = prediction
-        return MixedTimes(budgets, new.sum(axis=1), mean_s[:count], upper_s[:count], roofline_s[:count])
+        q, context = new.take(rows.size, axis=0), np.empty((len(rows.size), len(offer.cached)))
+        context[:] = offer.cached
+        q[rows.following], context[rows.following] = ended[p], offer.cached + offer.new + grown
+        decodes = Decoding(self._batch, rows.decodes, rows.grows * float(grown))
+        logits = ends.take(rows.size) + self.decodes * rows.decodes
+        terms = model.terms(q, context, logits, rows.tpcs, decodes)
+        beside = terms.take(rows.beside) if layout.concurrent else None
+        prediction = model.predict(terms.take(rows.own), beside)
+
+        windows, at = rows.windows, rows.windows + 1
+        mixed = MixedTimes(budgets, tokens[p:], *(time[at:] for time in prediction))
+        halves = np.array([time[:windows] for time in prediction])
+        next_upper_s = float(prediction.upper_s[windows])
+        return Everything(mixed, next_upper_s, Sizes(sizes, tokens[:p], ends[:p]), halves)
+
+
+class Arrangement(NamedTuple):
+    """Rows of one call: the layout's forwards, the next decode step, mixed batches, and nothing at all.
+
+    ``size`` says which composition each row prefills, of those of the windows' sizes and then the mixed batches';
+    ``decodes`` whether it decodes, ``grows`` whether in longer contexts; all [r]. ``own`` and ``beside`` [w + 1 + m]
+    pick what is predicted, windows first.
+    """
+
+    size: IntArray
+    decodes: FloatArray
+    grows: FloatArray
+    tpcs: IntArray
+    following: int
+    own: IntArray
+    beside: IntArray
+    windows: int
+
+

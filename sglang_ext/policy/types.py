@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from learner.records import Candidates
 
 if TYPE_CHECKING:
+    from learner.decodes import Decoding
     from learner.latency import Prediction, Terms
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -39,6 +40,7 @@ class Model(Protocol):
         c: ArrayLike,
         logits_rows: ArrayLike,
         tpcs: ArrayLike,
+        decodes: Decoding | None = None,
     ) -> Terms: ...
 
     def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction: ...

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from learner import LatencyModel, Snapshot, Terms
 from learner.columns import LOG_FEATURES, PHASES, TERM_COLUMNS, TERMS
 from learner.contention import CONTENTION_COLUMNS, CONTENTION_TERMS
+from learner.nearby import INERTIA, MOST_CUT, MOST_POINTS, POINT_WIDTH, RADIUS
 from learner.snapshot import COLD_MARGIN, GROUPS, KNOTS, MAX_CORRECTION
 from tests.learner.test_roofline import SHAPE, Request, requests
 from tests.learner.worlds import CPU, H200, LARGE
@@ -32,11 +33,33 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         contention=(0.3 * random.exponential(1.0, CONTENTION_TERMS) * [1e-4, 1, 1, 1, 1, 1]).tolist(),
         correction=random.uniform(-0.3, 0.3, LOG_FEATURES * KNOTS).tolist(),
         correction_weight=random.choice([0.0, 1.0], GROUPS).tolist(),
+        nearby=nearby_points(random, draw(st.integers(0, MOST_POINTS))),
+        nearby_weight=random.choice([0.0, 1.0], GROUPS).tolist(),
         offset=random.uniform(-1.0, 1.0, GROUPS).tolist(),
         margin=random.uniform(1.0, 2.0, GROUPS).tolist(),
         min_ratio=low.tolist(),
         max_ratio=(low * 10.0 ** random.uniform(0.0, 3.0, GROUPS)).tolist(),
     )
+
+
+def nearby_points(random: np.random.Generator, count: int) -> list[float]:
+    """Points around where small batches lie, so that some are near."""
+    rows = np.empty((count, POINT_WIDTH))
+    rows[:, :LOG_FEATURES] = random.uniform(0.0, 12.0, (count, LOG_FEATURES)) * random.integers(0, 2, LOG_FEATURES)
+    rows[:, LOG_FEATURES] = random.integers(0, GROUPS, count)
+    rows[:, LOG_FEATURES + 1] = random.uniform(-MOST_CUT, MOST_CUT, count)
+    rows[:, LOG_FEATURES + 2] = random.uniform(0.0, 1.0, count)
+    return rows.ravel().tolist()
+
+
+def nearby_shift(snapshot: Snapshot, logs: np.ndarray, group: int) -> float:
+    """The kernel average by its definition."""
+    top, bottom = 0.0, INERTIA
+    for *place, of, residual, weight in np.array(snapshot.nearby).reshape(-1, POINT_WIDTH).tolist():
+        distance = float(((np.array(place) - logs) ** 2).sum())
+        like = max(1.0 - distance / RADIUS**2, 0.0) ** 4 * weight * (of == group)
+        top, bottom = top + like * residual, bottom + like
+    return top / bottom
 
 
 batches = st.lists(requests, min_size=1, max_size=6)
@@ -129,6 +152,8 @@ def reference(snapshot: Snapshot, terms: Terms, beside: Terms | None) -> list[fl
             correction += float(np.interp(x, np.arange(KNOTS), knots))
         correction = min(max(correction, -MAX_CORRECTION), MAX_CORRECTION)
         mean *= np.exp(snapshot.offset[group] + snapshot.correction_weight[group] * correction)
+        shift = nearby_shift(snapshot, terms.matrix[row, -LOG_FEATURES:], group)
+        mean *= np.exp(snapshot.nearby_weight[group] * shift)
         roofline = terms.roofline_s[row]
         out.append(min(max(mean, snapshot.min_ratio[group] * roofline), snapshot.max_ratio[group] * roofline))
     return out

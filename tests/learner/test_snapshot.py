@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from learner.columns import LOG_FEATURES, TERMS
 from learner.contention import CONTENTION_TERMS
+from learner.nearby import MOST_CUT, MOST_POINTS, POINT_WIDTH
 from learner.snapshot import GROUPS, KNOTS, MAX_BYTES, Snapshot
 from tests.learner.test_latency import snapshots
 
@@ -17,7 +18,7 @@ LENGTHS = {
     "coefficients": TERMS,
     "contention": CONTENTION_TERMS,
     "correction": LOG_FEATURES * KNOTS,
-    **dict.fromkeys(("correction_weight", "offset", "margin", "min_ratio", "max_ratio"), GROUPS),
+    **dict.fromkeys(("correction_weight", "nearby_weight", "offset", "margin", "min_ratio", "max_ratio"), GROUPS),
 }
 
 
@@ -58,6 +59,10 @@ def test_a_wrong_length_is_refused(snapshot: Snapshot, field: str, longer: bool)
         ({"created_unix_s": math.nan}, "creation time"),
         ({"coverage": math.nan}, "coverage"),
         ({"coverage": 1.0}, "coverage"),
+        ({"nearby": [0.0] * (POINT_WIDTH - 1)}, "nearby has"),
+        ({"nearby": [0.0] * (POINT_WIDTH * (MOST_POINTS + 1))}, "nearby has"),
+        ({"nearby": [0.0] * (POINT_WIDTH - 2) + [MOST_CUT + 0.1, 0.5]}, "nearby has a number"),
+        ({"nearby": [0.0] * (POINT_WIDTH - 1) + [math.nan]}, "nearby has a number"),
         ({"margin": [0.99] * GROUPS}, "margin"),
         ({"min_ratio": [2.0] * GROUPS, "max_ratio": [1.0] * GROUPS}, "min_ratio exceeds"),
     ],

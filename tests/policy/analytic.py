@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import learner
+from learner.decodes import Decoding
 from learner.device import DeviceProfile
 from learner.latency import LatencyModel, Prediction, Terms
 from learner.shape import ModelShape
@@ -51,6 +52,16 @@ def corrected(seed: int, scale: float = 0.3) -> LatencyModel:
     )
 
 
+def listed(q, c, decodes: Decoding) -> tuple[np.ndarray, np.ndarray]:
+    """q and c [m, n] of the same forwards with the summed decodes listed one by one."""
+    batch, share, grown = decodes
+    rows = max(len(np.atleast_2d(q)), np.size(share), np.size(grown))
+    shape = (rows, len(batch.context))
+    share, grown = (np.broadcast_to(np.reshape(of, (-1, 1)), shape) for of in (share, grown))
+    q, c = (np.broadcast_to(np.atleast_2d(of), (rows, np.shape(of)[-1])) for of in (q, c))
+    return np.concatenate([share, q], axis=1), np.concatenate([batch.context + grown, c], axis=1)
+
+
 @dataclass(frozen=True)
 class Analytic:
     """t = launch + max(weights / 𝓑(S), tokens · token_s / Π(S)) + pairs · pair_s / Π(S) + contexts · context_s / 𝓑(S).
@@ -68,7 +79,9 @@ class Analytic:
     contention: float = 1.2
     margin: float = 1.1
 
-    def terms(self, q, c, logits_rows, tpcs) -> Terms:
+    def terms(self, q, c, logits_rows, tpcs, decodes: Decoding | None = None) -> Terms:
+        if decodes is not None:
+            q, c = listed(q, c, decodes)
         q, c = np.broadcast_arrays(np.atleast_2d(np.asarray(q, float)), np.atleast_2d(np.asarray(c, float)))
         tpcs = np.atleast_1d(np.asarray(tpcs, float))
         rows = max(len(q), len(tpcs))
