@@ -21,8 +21,10 @@ import msgspec
 import numpy as np
 
 import learner
+from learner.columns import DECODE, LOG_FEATURES, PHASES, PREFILL
 from learner.device import DeviceProfile
 from learner.latency import LatencyModel
+from learner.nearby import HALF_LIFE, MOST_POINTS
 from learner.shape import ModelShape
 from learner.snapshot import Snapshot
 from sglang_ext.policy.decide import decide
@@ -76,8 +78,21 @@ def learnt_model() -> LatencyModel:
         correction=numbers.uniform(-0.02, 0.02, len(plain.correction)).tolist(),
         correction_weight=[1.0] * len(plain.correction_weight),
         margin=[1.15] * len(plain.margin),
+        nearby=newest(numbers).ravel().tolist(),
+        nearby_weight=[1.0] * len(plain.nearby_weight),
     )
     return LatencyModel(QWEN3_8B, msgspec.json.decode(profile, type=DeviceProfile), snapshot)
+
+
+def newest(numbers: np.random.Generator) -> np.ndarray:
+    """Points like the cases' forwards: log features, group, residual and weight of as many as a snapshot holds."""
+    group = numbers.integers(0, 2 * len(PHASES), MOST_POINTS)
+    prefill, decode = group % len(PHASES) != DECODE, group % len(PHASES) != PREFILL
+    low = np.array([9.0, 11.0, 7.5, 18.0, 11.5])
+    logs = low + numbers.uniform(0.0, [4.0, 3.0, 0.6, 1.5, 0.6], (MOST_POINTS, LOG_FEATURES))
+    logs *= np.stack([prefill, prefill, decode, decode, decode], axis=1)
+    residual, weight = numbers.uniform(-0.02, 0.02, MOST_POINTS), 0.5 ** (np.arange(MOST_POINTS) / HALF_LIFE)
+    return np.column_stack([logs, group, residual, weight])
 
 
 def situation(case: Case, running: int, waiting: int, numbers: np.random.Generator) -> Situation:

@@ -23,9 +23,10 @@ CONTENTION_TERMS = len(CONTENTION_COLUMNS)
 # A stream that holds no TPC of its own still gets some of the shared ones.
 _LEAST_EXCLUSIVE_SHARE = 0.125
 
-_FORWARD = COLUMN["forward"]
-_COMPUTE, _MEMORY, _DEMAND = COLUMN["compute_s"], COLUMN["memory_s"], COLUMN["bandwidth_demand"]
-_COMPUTE_WHOLE, _MEMORY_WHOLE = COLUMN["compute_whole_s"], COLUMN["memory_whole_s"]
+# What the terms are made from, of either stream.
+_USED = ("forward", "compute_s", "memory_s", "compute_whole_s", "memory_whole_s", "bandwidth_demand")
+_USED_COLUMNS = np.array([COLUMN[name] for name in _USED])
+_FORWARD, _COMPUTE, _MEMORY, _COMPUTE_WHOLE, _MEMORY_WHOLE, _DEMAND = range(len(_USED))
 
 
 class Contention:
@@ -38,12 +39,17 @@ class Contention:
         flops, bandwidth = profile.flops_at(s), profile.bandwidth_at(s)
         self._slowdown = np.stack([flops[-1] / flops, bandwidth[-1] / bandwidth])
 
+    @staticmethod
+    def used(columns: FloatArray) -> FloatArray:
+        """Those columns of :class:`learner.roofline.Roofline` [columns, m] that contention depends on [used, m]."""
+        return columns.take(_USED_COLUMNS, axis=0)
+
     def columns(self, own: FloatArray, own_tpcs: FloatArray, beside: FloatArray, beside_tpcs: FloatArray) -> FloatArray:
         """All of :data:`CONTENTION_COLUMNS` for m pairs, as [CONTENTION_TERMS, m]; 0 where either stream is empty.
 
-        ``own``, ``beside``: columns of :class:`learner.roofline.Roofline`, [columns, m]; TPCs are [m]. Every
-        column is non-increasing in ``own_tpcs`` while the two sets of TPCs stay disjoint, and again while they
-        overlap; where they start to overlap the shared columns set in.
+        ``own``, ``beside``: what :meth:`used` picks of either, [used, m or 1]; TPCs are [m or 1]. Every column is
+        non-increasing in ``own_tpcs`` while the two sets of TPCs stay disjoint, and again while they overlap; where
+        they start to overlap the shared columns set in.
         """
         out = np.zeros((CONTENTION_TERMS, max(own_tpcs.size, beside_tpcs.size)))
         both = np.multiply(own[_FORWARD], beside[_FORWARD], out=out[0])

@@ -22,10 +22,16 @@ class DecodeBatch:
     def __init__(self, context: npt.ArrayLike) -> None:
         c: FloatArray = np.asarray(context, dtype=np.float64)
         self.context = c
-        self.rows = float(c.size)
-        self.cached = float(np.add.reduce(c))
-        self.pairs = float(c @ c) + 2.0 * self.cached + self.rows  # Σ (c + 1)²
-        self.longest = float(np.maximum.reduce(c, initial=0.0))
+        rows, cached, longest = float(c.size), float(np.add.reduce(c)), float(np.maximum.reduce(c, initial=0.0))
+        # Times a growth: Σ (c + 1)², Σ c, the number of rows, and the longest context.
+        self.moments = np.array(
+            [
+                [float(c @ c) + 2.0 * cached + rows, 2.0 * (cached + rows), rows],
+                [cached, rows, 0.0],
+                [rows, 0.0, 0.0],
+                [longest, 1.0 if rows else 0.0, 0.0],
+            ]
+        )
 
     def beyond(self, context: FloatArray) -> tuple[FloatArray, FloatArray]:
         """How many decodes have more than ``context`` [m] tokens in the cache, and the sum of theirs; each [m]."""
@@ -42,10 +48,21 @@ class DecodeBatch:
         return ordered, sums
 
 
+def growth(share: npt.ArrayLike, grown: npt.ArrayLike) -> FloatArray:
+    """Which of m forwards decode a batch, and with how many more tokens in each context than when it was summed.
+
+    ``share`` is 1 where the batch takes part and 0 elsewhere; each [m] or scalar. The result, [3, m], may be kept.
+    """
+    share, grown = (np.asarray(of, dtype=np.float64).reshape(-1) for of in (share, grown))
+    powers: FloatArray = share * np.stack([np.ones_like(grown), grown, grown * grown])
+    return powers
+
+
+UNGROWN = growth(1.0, 0.0)
+
+
 class Decoding(NamedTuple):
-    """Which of m forwards decode a batch: ``share`` is 1 where it takes part and 0 elsewhere, ``grown`` how many tokens
-    its contexts have gained since it was summed; each [m] or scalar."""
+    """A batch, and how it takes part in m forwards: a :func:`growth`, of m forwards or one for all."""
 
     batch: DecodeBatch
-    share: FloatArray | float = 1.0
-    grown: FloatArray | float = 0.0
+    growth: FloatArray = UNGROWN

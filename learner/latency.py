@@ -51,7 +51,7 @@ class Terms:
     def take(self, index: npt.ArrayLike | slice) -> Terms:
         """The forwards that ``index`` picks (integers, a mask or a slice)."""
         at = index if isinstance(index, slice) else np.asarray(index)
-        return Terms(self.matrix.T[:, at].T, self.tpcs[at], self.roofline_s[at])
+        return Terms(self.matrix[at], self.tpcs[at], self.roofline_s[at])
 
 
 class Prediction(NamedTuple):
@@ -89,8 +89,7 @@ class LatencyModel:
         self._intercepts = (values - slopes * np.arange(KNOTS)).ravel()
         self._has_correction = bool(values.any())
         self._nearby = Nearby(numbers.nearby)
-        self._nearby_weight = np.array(numbers.nearby_weight)
-        self._looks_nearby = bool(self._nearby_weight.any() and len(self._nearby))
+        self._looks_nearby = any(numbers.nearby_weight) and len(self._nearby) > 0
         self._group_factors = np.array(
             [
                 np.exp(numbers.offset),
@@ -98,6 +97,7 @@ class LatencyModel:
                 numbers.max_ratio,
                 numbers.margin,
                 numbers.correction_weight,
+                numbers.nearby_weight,
             ]
         )
 
@@ -148,6 +148,26 @@ class LatencyModel:
         mean = self.mean_s(columns, contention, terms.roofline_s, group, nearby=True)
         return Prediction(mean, mean * self._group_factors[_MARGIN].take(group), terms.roofline_s)
 
+    def predict_pairs(self, terms: Terms, own: npt.NDArray[np.intp], beside: npt.NDArray[np.intp]) -> Prediction:
+        """``predict(terms.take(own), terms.take(beside))`` for indices [m], where rows are picked again and again:
+        what depends on one row alone is found once for each."""
+        columns = terms.matrix.T
+        used = self._contention.used(columns)
+        tpcs = terms.tpcs
+        contention = self._contention.columns(
+            used.take(own, axis=1), tpcs.take(own), used.take(beside, axis=1), tpcs.take(beside)
+        )
+        group = self.group(columns).take(own)
+        group += _beside(contention)
+        base, correction = self.parts(columns)
+        shift = self._nearby.shift(columns[LOG_COLUMNS], group, own) if self._looks_nearby else None
+        base = base.take(own)
+        base += self._contention_coefficients @ contention
+        correction = None if correction is None else correction.take(own)
+        roofline_s = terms.roofline_s.take(own)
+        mean = self._bounded_s(base, correction, shift, roofline_s, group)
+        return Prediction(mean, mean * self._group_factors[_MARGIN].take(group), roofline_s)
+
     def mean_s(
         self,
         columns: FloatArray,
@@ -162,13 +182,28 @@ class LatencyModel:
         ``columns`` [len(COLUMNS), m], ``contention`` [CONTENTION_TERMS, m], ``roofline_s`` and ``group`` [m].
         """
         base, correction = self.parts(columns, contention)
-        offset, low, high, _, weight = self._group_factors.take(group, axis=1)
+        shift = self._nearby.shift(columns[LOG_COLUMNS], group) if nearby and self._looks_nearby else None
+        return self._bounded_s(base, correction, shift, roofline_s, group)
+
+    def _bounded_s(
+        self,
+        base: FloatArray,
+        correction: FloatArray | None,
+        shift: FloatArray | None,
+        roofline_s: FloatArray,
+        group: npt.NDArray[np.intp],
+    ) -> FloatArray:
+        """Mean times of physical sums ``base``, log ``correction`` and nearby ``shift``, not yet weighed; all [m]."""
+        offset, low, high, _, weight, nearby_weight = self._group_factors.take(group, axis=1)
         mean = base * offset
+        factor: FloatArray | None = None
         if correction is not None:
-            correction *= weight
-            mean *= np.exp(correction, out=correction)
-        if nearby and self._looks_nearby:
-            mean *= np.exp(self._nearby.shift(columns[LOG_COLUMNS], group) * self._nearby_weight[group])
+            factor = np.multiply(correction, weight, out=weight)
+        if shift is not None:
+            shift = np.multiply(shift, nearby_weight, out=nearby_weight)
+            factor = shift if factor is None else np.add(factor, shift, out=shift)
+        if factor is not None:
+            mean *= np.exp(factor, out=factor)
         low *= roofline_s
         high *= roofline_s
         np.maximum(mean, low, out=mean)
@@ -176,14 +211,15 @@ class LatencyModel:
 
     def contention_columns(self, terms: Terms, beside: Terms) -> FloatArray:
         """Contention terms of ``terms`` beside ``beside``, as [CONTENTION_TERMS, m]; ``beside`` has m rows or one."""
-        return self._contention.columns(terms.matrix.T, terms.tpcs, beside.matrix.T, beside.tpcs)
+        used = self._contention.used
+        return self._contention.columns(used(terms.matrix.T), terms.tpcs, used(beside.matrix.T), beside.tpcs)
 
     @staticmethod
     def group(columns: FloatArray, contention: FloatArray | None = None) -> npt.NDArray[np.intp]:
         """Which of a snapshot's groups each forward belongs to, [m]: its phase, + len(PHASES) beside another stream."""
         group: npt.NDArray[np.intp] = columns[_PHASE].astype(np.intp)
         if contention is not None:
-            group += len(PHASES) * contention[_BESIDE].astype(np.intp)
+            group += _beside(contention)
         return group
 
     def parts(self, columns: FloatArray, contention: FloatArray | None = None) -> tuple[FloatArray, FloatArray | None]:
@@ -212,3 +248,10 @@ class LatencyModel:
         correction = _EACH_FEATURE @ factors
         np.maximum(correction, -MAX_CORRECTION, out=correction)
         return np.asarray(np.minimum(correction, MAX_CORRECTION, out=correction))
+
+
+def _beside(contention: FloatArray) -> npt.NDArray[np.intp]:
+    """By how much a row's group lies behind its phase's own, [m]."""
+    behind: npt.NDArray[np.intp] = contention[_BESIDE].astype(np.intp)
+    behind *= len(PHASES)
+    return behind

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from learner.columns import LOG_FEATURES
+from learner.columns import LOG_FEATURES, PHASES
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -22,7 +22,7 @@ RADIUS = 1.5
 INERTIA = 0.3
 # Residuals are cut to this many standard deviations of their group, and to these at least and at most.
 CUT_SIGMAS, LEAST_CUT, MOST_CUT = 2.5, 0.05, 0.7
-_APART = 10.0  # groups never count as near
+_GROUPS = 2 * len(PHASES)
 
 
 class Nearby:
@@ -30,29 +30,44 @@ class Nearby:
 
     def __init__(self, points: list[float]) -> None:
         rows = np.array(points, dtype=np.float64).reshape(-1, POINT_WIDTH)
-        self._places = rows[:, : LOG_FEATURES + 1].copy()
-        self._places[:, LOG_FEATURES] *= _APART
-        self._square = (self._places * self._places).sum(axis=1)[:, None]
-        self._weights = rows[:, LOG_FEATURES + 2]
-        self._sums = np.stack([rows[:, LOG_FEATURES + 1] * self._weights, self._weights])
+        places, group, residual, weight = np.split(rows, [LOG_FEATURES, LOG_FEATURES + 1, LOG_FEATURES + 2], axis=1)
+        # Times log features, 1, and the sum of their squares: 1 − distance² / RADIUS².
+        self._nearness = np.concatenate(
+            [
+                places * (2.0 / RADIUS**2),
+                1.0 - (places * places).sum(axis=1, keepdims=True) / RADIUS**2,
+                np.full_like(weight, -1.0 / RADIUS**2),
+            ],
+            axis=1,
+        )
+        own = (group == np.arange(_GROUPS)) * weight
+        # [2 · groups, points]: points of one group count nothing in another.
+        self._weights = np.concatenate([own * residual, own], axis=1).T.copy()
 
     def __len__(self) -> int:
-        return int(self._weights.size)
+        return int(self._nearness.shape[0])
 
-    def shift(self, logs: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
-        """Log factor for forwards with these log features [LOG_FEATURES, m] and groups [m]; [m]."""
-        place = np.empty((LOG_FEATURES + 1, logs.shape[1]))
+    def shift(
+        self, logs: FloatArray, group: npt.NDArray[np.intp], which: npt.NDArray[np.intp] | None = None
+    ) -> FloatArray:
+        """Log factor for forwards with these log features [LOG_FEATURES, m] and groups [m]; [m].
+
+        With ``which`` [w] for those that it picks, whose groups [w] may differ from pick to pick; [w].
+        """
+        size = logs.shape[1]
+        place = np.empty((LOG_FEATURES + 2, size))
         place[:LOG_FEATURES] = logs
-        np.multiply(group, _APART, out=place[LOG_FEATURES])
-        # 1 − distance² / RADIUS², where it is positive, to the fourth power.
-        likeness = (self._places * (2.0 / RADIUS**2)) @ place
-        likeness -= self._square / RADIUS**2
-        likeness += 1.0 - (place * place).sum(axis=0) / RADIUS**2
+        place[LOG_FEATURES] = 1.0
+        np.add.reduce(logs * logs, axis=0, out=place[LOG_FEATURES + 1])
+        # Likeness is the nearness where it is positive, to the fourth power.
+        likeness = self._nearness @ place
         np.maximum(likeness, 0.0, out=likeness)
         likeness *= likeness
         likeness *= likeness
-        sums = self._sums @ likeness
-        return np.asarray(sums[0] / (sums[1] + INERTIA))
+        sums = self._weights @ likeness
+        sums[_GROUPS:] += INERTIA
+        by_group = sums[:_GROUPS] / sums[_GROUPS:]
+        return np.asarray(by_group.take(group * size + (np.arange(size) if which is None else which)))
 
 
 def points_of(

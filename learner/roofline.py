@@ -24,12 +24,13 @@ FloatArray = npt.NDArray[np.float64]
 ALL_REDUCE_LAUNCH_S = 3e-6
 
 # Sums over the requests of a batch: F and B of every operator, and most columns, follow from them linearly.
-# _PREFILLS … _DECODES are 1 where _PREFILL_ROWS … _DECODE_ROWS are positive. _PREFILL_BOUND and _CAUSAL_BOUND sum
+# _DECODES … _CLASSIFIES are 1 where _DECODE_ROWS … _LOGITS are positive. _PREFILL_BOUND and _CAUSAL_BOUND sum
 # attention's maxima request by request, in bytes: max(F · 𝓑 / Π, B); _DECODE_EXCESS what F · 𝓑 / Π exceeds B by.
-_PREFILL_CONTEXT, _PREFILL_TOKENS, _PREFILL_ROWS, _TOKENS, _LOGITS, _DECODE_ROWS, _DECODE_CACHED = range(7)
-_PREFILLS, _ACTIVE, _CLASSIFIES, _DECODES = range(7, 11)
-_PREFILL_BOUND, _CAUSAL_BOUND, _DECODE_EXCESS, _LONGEST, _PAIRS, _PADDED_PAIRS, _ONE = range(11, 18)
+_PREFILL_BOUND, _CAUSAL_BOUND, _PAIRS, _PREFILL_CONTEXT, _PREFILL_TOKENS = range(5)
+_PADDED_PAIRS, _DECODE_CACHED, _DECODE_ROWS, _PREFILL_ROWS, _TOKENS, _LOGITS = range(5, 11)
+_DECODES, _PREFILLS, _ACTIVE, _CLASSIFIES, _LONGEST, _DECODE_EXCESS, _ONE = range(11, 18)
 _SUMS = 18
+_REQUEST_SUMS = _PREFILL_ROWS + 1  # the first ones add up request by request
 
 # The columns are computed in one array behind the operators' F / Π, one row each in the order of _OPERATOR_COLUMNS.
 _OPERATOR_COLUMNS = (*LINEAR_COLUMNS, "classifier_s")
@@ -70,7 +71,6 @@ class Roofline:
         self._by_tpcs = np.stack([1.0 / flops, 1.0 / bandwidth, profile.tpcs / s - 1.0, pair_bytes])
         self._decode_computes = bool((pair_bytes > self._context_bytes).any())
         self._one = np.ones(512)
-        self._pair_share = np.array([1.0, 0.5])[:, None, None]
 
     def _columns_of_sums(self, q_width: int, kv_width: int) -> FloatArray:
         """The matrix that turns sums into FLOPs, bytes and counts: [operators + columns, _SUMS]."""
@@ -157,14 +157,21 @@ class Roofline:
         m = max(q.shape[0], s.size, logits.size) if q.shape[0] else 0
         if s.size != m:
             s = np.full(m, s[0])
+        if q.shape[0] != m:
+            q = np.broadcast_to(q, (m, q.shape[1]))
         per_flop, per_byte, shortfall, pair_bytes = self._by_tpcs.take(s.astype(np.intp), axis=1, mode="clip")
 
         sums = np.zeros((_SUMS, m))
         sums[_ONE] = 1.0
         sums[_LOGITS] = logits
-        self._sum_requests(q, c, decodes, pair_bytes, sums)
+        if q.shape[1]:
+            self._sum_requests(q, c, pair_bytes, sums)
+        if decodes is not None:
+            self._sum_batch(decodes, pair_bytes, sums)
         np.add(sums[_PREFILL_TOKENS], sums[_DECODE_ROWS], out=sums[_TOKENS])
-        np.minimum(sums[_PREFILL_ROWS : _DECODE_ROWS + 1], 1.0, out=sums[_PREFILLS : _DECODES + 1])
+        np.minimum(sums[_DECODE_ROWS : _LOGITS + 1], 1.0, out=sums[_DECODES : _CLASSIFIES + 1])
+        # Padding concerns decodes, each of c + 1 tokens, only where they share a batch with a prefill.
+        sums[_PADDED_PAIRS] *= sums[_PREFILLS]
         work = self._weights @ sums
         work[_FLOP_ROWS] *= per_flop
         work[_BYTE_ROWS] *= per_byte
@@ -180,88 +187,52 @@ class Roofline:
         np.log2(logs, out=logs)
         return work[_OPERATORS:], s, roofline
 
-    def _sum_requests(
-        self, q: FloatArray, c: FloatArray, decodes: Decoding | None, pair_bytes: FloatArray, sums: FloatArray
-    ) -> None:
-        """Fill ``sums`` [_SUMS, m] from q [1 or m, n], c [1 or m, n] and ``decodes``; ``pair_bytes`` [m] is one pair's
-        F · 𝓑 / Π.
-        """
-        squares: FloatArray | float = 0.0
-        listed = q == 1.0
-        listed &= c > 0.0
-        if np.logical_or.reduce(listed, axis=None):
-            squares = self._sum_listed_decodes(listed, c, pair_bytes, sums)
-            prefills = q > listed  # a decode has q == 1, so this leaves the others with q > 0
-        else:
-            prefills = q > 0.0
-        if decodes is not None and decodes.batch.rows:
-            squares = squares + self._sum_batch(decodes, pair_bytes, sums)
-        at = np.logical_or.reduce(prefills, axis=0).nonzero()[0]
-        if at.size:
-            # Batches list their prefill rows together: only from the first to the last of them is looked at.
-            span = slice(int(at[0]), int(at[-1]) + 1)
-            self._sum_prefills(q[:, span], c[:, span], prefills[:, span], pair_bytes, sums)
-            # Padding concerns decodes, each of c + 1 tokens, only where they share a batch with a prefill.
-            sums[_PADDED_PAIRS] += squares * (sums[_PREFILL_ROWS] > 0.0)
-
-    def _sum_listed_decodes(
-        self, listed: npt.NDArray[np.bool_], c: FloatArray, pair_bytes: FloatArray, sums: FloatArray
-    ) -> FloatArray:
-        """The part of :meth:`_sum_requests` that concerns decodes, which ``listed`` marks; Σ (c + 1)² of them, [m]."""
-        decode = np.empty((2, *listed.shape))
-        rows, cached = decode[0], decode[1]
-        rows[...] = listed
-        np.multiply(c, rows, out=cached)
-        ones = self._ones(listed.shape[1])
-        sums[_DECODE_ROWS : _DECODE_CACHED + 1] = decode @ ones
-        sums[_LONGEST] = np.maximum.reduce(cached, axis=1)
+    def _sum_requests(self, q: FloatArray, c: FloatArray, pair_bytes: FloatArray, sums: FloatArray) -> None:
+        """Fill ``sums`` [_SUMS, m] from q [m, n] and c [1 or m, n]; ``pair_bytes`` [m] is one pair's F · 𝓑 / Π."""
+        decodes = q == 1.0
+        decodes &= c > 0.0
+        each = np.empty((_REQUEST_SUMS, *q.shape))
+        bound, causal, pairs, context, new, padded, cached, decode, prefill = each
+        decode[...] = decodes
+        np.greater(q, decode, out=prefill)  # a decode has q == 1, so this leaves the others with q > 0
+        np.multiply(c, decode, out=cached)
+        np.multiply(q, prefill, out=new)
+        np.multiply(c, prefill, out=context)
+        context += new
+        np.add(context, cached, out=padded)
+        padded += decode
+        padded *= padded
+        # Pairs of query and key: q (q + c); a causal mask leaves q (q + 2c + 1) / 2 of them.
+        np.multiply(new, context, out=pairs)
+        np.multiply(pairs, pair_bytes[:, None], out=bound)
+        np.add(context, c + 1.0, out=causal)
+        causal *= new
+        causal *= (0.5 * pair_bytes)[:, None]
+        moved = self._context_bytes * context
+        moved += self._query_bytes * new
+        np.maximum(each[:2], moved, out=each[:2])
+        ones = self._ones(q.shape[1])
+        np.matmul(each.reshape(-1, ones.size), ones, out=sums[:_REQUEST_SUMS].reshape(-1))
+        np.maximum.reduce(cached, axis=1, out=sums[_LONGEST])
         if self._decode_computes:
             # F and B of a decode are linear in its context; F wins only where one pair costs more than its bytes.
-            over = (cached + rows) * (pair_bytes - self._context_bytes)[:, None]
-            over -= self._query_bytes * rows
+            over = (cached + decode) * (pair_bytes - self._context_bytes)[:, None]
+            over -= self._query_bytes * decode
             sums[_DECODE_EXCESS] = np.maximum(over, 0.0) @ ones
-        return np.asarray(np.vecdot(cached, cached) + 2.0 * sums[_DECODE_CACHED] + sums[_DECODE_ROWS])
 
-    def _sum_batch(self, decodes: Decoding, pair_bytes: FloatArray, sums: FloatArray) -> FloatArray:
-        """Add decodes that were summed before to ``sums``; Σ (c + 1)² of them, [m]."""
-        batch, share, grown = decodes
-        sums[_DECODE_ROWS] += batch.rows * share
-        sums[_DECODE_CACHED] += (batch.cached + batch.rows * grown) * share
-        np.maximum(sums[_LONGEST], (batch.longest + grown) * share, out=sums[_LONGEST])
+    def _sum_batch(self, decodes: Decoding, pair_bytes: FloatArray, sums: FloatArray) -> None:
+        """Add decodes that were summed before to ``sums``."""
+        batch, growth = decodes
+        moments = batch.moments @ growth
+        sums[_PADDED_PAIRS : _DECODE_ROWS + 1] += moments[:3]
+        np.maximum(sums[_LONGEST], moments[3], out=sums[_LONGEST])
         if self._decode_computes:
             # F − B = (c + grown + 1) · over − the query's bytes, which is positive from one context on.
+            share, grown, _ = growth
             over = np.maximum(pair_bytes - self._context_bytes, 0.0)
             switch = np.divide(self._query_bytes, over, out=np.full_like(over, np.inf), where=over > 0.0)
             count, cached = batch.beyond(switch - 1.0 - grown)
             sums[_DECODE_EXCESS] += ((cached + count * (grown + 1.0)) * over - count * self._query_bytes) * share
-        return np.asarray((batch.pairs + (2.0 * (batch.cached + batch.rows) + batch.rows * grown) * grown) * share)
-
-    def _sum_prefills(
-        self, q: FloatArray, c: FloatArray, held: npt.NDArray[np.bool_], pair_bytes: FloatArray, sums: FloatArray
-    ) -> None:
-        """The part of :meth:`_sum_requests` that concerns prefill rows, which ``held`` marks."""
-        ones = self._ones(q.shape[1])
-        counts = np.empty((3, *q.shape))
-        context, new, rows = counts[0], counts[1], counts[2]
-        rows[...] = held
-        np.multiply(q, rows, out=new)
-        np.multiply(c, rows, out=context)
-        context += new
-        # Pairs of query and key: q (q + c), and twice what a causal mask leaves of them, q (q + 2c + 1).
-        pairs = np.empty((2, *q.shape))
-        full, causal = pairs[0], pairs[1]
-        np.multiply(new, context, out=full)
-        np.add(context, c, out=causal)
-        causal += 1.0
-        causal *= new
-        moved = self._context_bytes * context
-        moved += self._query_bytes * new
-        bound = pairs * (self._pair_share * pair_bytes[:, None])
-        np.maximum(bound, moved, out=bound)
-        sums[_PREFILL_BOUND : _CAUSAL_BOUND + 1] = bound @ ones
-        sums[_PREFILL_CONTEXT : _PREFILL_ROWS + 1] = counts @ ones
-        sums[_PAIRS] = np.vecdot(new, context)
-        sums[_PADDED_PAIRS] = np.vecdot(context, context)
 
     def _ones(self, size: int) -> FloatArray:
         if size > self._one.size:

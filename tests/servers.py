@@ -19,7 +19,8 @@ __all__ = ["Event", "Server", "ServerError", "request_body", "server_environment
 ROOT = Path(__file__).resolve().parent.parent
 STAND_IN = ROOT / "sglang_ext" / "cpu" / "stand_in"
 NO_PLUGIN = "none"  # SGLANG_PLUGINS names the plugins to load; no plugin has this name
-CPU_ARGS = ("--device", "cpu", "--attention-backend", "torch_native", "--sleep-on-idle")
+# SGLang would serve an fp32 checkpoint in fp16, where near ties flip with the composition of batches.
+CPU_ARGS = ("--device", "cpu", "--attention-backend", "torch_native", "--sleep-on-idle", "--dtype", "float32")
 
 
 class Event(NamedTuple):

@@ -22,13 +22,17 @@ PART_PAGE, ONE_TOKEN = np.array([-1, 0, 1]), np.array([0, 2])
 FINE = 10
 """Budgets of the second look, between the nearest and the furthest that the limit can be crossed."""
 
-BEFORE = np.array([-1 / 16, -1 / 64])
+BEFORE = (-1 / 16, -1 / 64)
 """And before them, in widths of the bracket: where a prompt begins the chord may cross too late."""
+
+_WAY = np.linspace(0.0, 1.0, FINE)
+LOOKS = np.concatenate([[(before, 1.0, 0.0) for before in BEFORE], np.stack([0.0 * _WAY, 1.0 - _WAY, _WAY], axis=1)])
+"""All of these, as weights of the bracket's width, the nearest and the furthest."""
 
 
 @lru_cache(maxsize=1024)
-def _spaced(pages: int) -> IntArray:
-    return np.unique(np.rint(np.geomspace(1, pages - 1, COARSE)).astype(np.int64))
+def _spaced(pages: int, page: int) -> frozenset[int]:
+    return frozenset((np.rint(np.geomspace(1, pages - 1, COARSE)).astype(np.int64) * page).tolist())
 
 
 def coarse_budgets(offer: Offer) -> IntArray:
@@ -36,8 +40,8 @@ def coarse_budgets(offer: Offer) -> IntArray:
     pages = offer.most // offer.page
     if pages - 1 <= COARSE:
         return np.arange(1, pages) * offer.page
-    spaced, bends = _spaced(pages) * offer.page, _bends(offer)[:ENDS].ravel()
-    return np.unique(np.concatenate([spaced, bends[(bends > 0) & (bends < offer.most)]]))
+    bends = (bend for bend in _bends(offer)[:ENDS].ravel().tolist() if 0 < bend < offer.most)
+    return np.array(sorted(_spaced(pages, offer.page).union(bends)))
 
 
 def _bends(offer: Offer) -> IntArray:
@@ -75,7 +79,7 @@ def largest_chunk(
     page_s = float(coarse.upper_s[0])
     if page_s > limit_s:
         limit_s = page_s + tolerance_s
-    below = int(np.flatnonzero(coarse.upper_s <= limit_s)[-1])
+    below = int((coarse.upper_s <= limit_s).nonzero()[0][-1])
     best = coarse.row(below)
     above = coarse.row(below + 1) if below + 1 < len(coarse.budgets) else whole
     page = offer.page
@@ -93,11 +97,12 @@ def largest_chunk(
     if between <= FINE:
         grid = np.arange(first + 1, last)
     else:
-        looks = np.concatenate([nearest + (last - first) * BEFORE, np.linspace(nearest, furthest, FINE)])
+        looks = LOOKS @ (last - first, nearest, furthest)
         grid = np.minimum(np.maximum(looks.astype(np.int64), first + 1), last - 1)
     fine = predict(grid * page)
-    fits = np.flatnonzero(fine.upper_s <= limit_s)
-    return fine.row(int(fits[np.argmax(fine.budgets[fits])])) if len(fits) else best
+    fitting = np.where(fine.upper_s <= limit_s, grid, 0)
+    largest = int(fitting.argmax())
+    return fine.row(largest) if fitting[largest] else best
 
 
 def _furthest(coarse: MixedTimes, whole: MixedTimes, below: int, page: int, limit_s: float) -> float:

@@ -17,8 +17,6 @@ import numpy as np
 
 from sglang_ext.policy.types import BoolArray, FloatArray
 
-ORDER = np.array([0.0, 1.0])
-
 
 class DuetPlans(NamedTuple):
     """Every plan that the algorithm visits [2, n]: two values of k, n numbers of decode TPCs."""
@@ -29,11 +27,15 @@ class DuetPlans(NamedTuple):
     allowed: BoolArray
 
 
-def steps_between(decode_s: FloatArray, prefill_s: FloatArray, most: int) -> FloatArray:
-    """k ∈ {⌊t_p/t_d⌋, ⌊t_p/t_d⌋ + 1}, within 1 and ``most``, as [2, ...]."""
-    ratio = np.floor(prefill_s / decode_s)
-    steps: FloatArray = np.minimum(np.maximum(ratio + ORDER.reshape(2, *[1] * ratio.ndim), 1.0), most)
-    return steps
+def steps_between(decode_s: FloatArray, prefill_s: FloatArray, most: int, *others: FloatArray) -> FloatArray:
+    """k ∈ {⌊t_p/t_d⌋, ⌊t_p/t_d⌋ + 1}, and ``others`` [...], within 1 and ``most``, as [2 or more, ...]."""
+    steps = np.empty((2 + len(others), *decode_s.shape))
+    np.floor(prefill_s / decode_s, out=steps[0])
+    np.add(steps[0], 1.0, out=steps[1])
+    for index, other in enumerate(others, start=2):
+        steps[index] = other
+    np.maximum(steps, 1.0, out=steps)
+    return np.minimum(steps, most, out=steps)
 
 
 def duration_s(steps: FloatArray, decode_s: FloatArray, prefill_s: FloatArray, concurrent: bool) -> FloatArray:

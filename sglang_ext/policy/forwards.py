@@ -1,20 +1,20 @@
 """The forwards that one decision asks the latency model about, in as few calls as their kinds allow.
 
-A call costs far more than a row, so each kind of forward is one call over all its candidates.
+A call costs far more than a row, so all that is needed when the whole offer does not fit is asked for in one call. The
+decodes are summed once for all of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from sglang_ext.policy.layout import Layout
+from learner.decodes import DecodeBatch, Decoding
+from learner.latency import Prediction
+from sglang_ext.policy.layout import Layout, arrange
 from sglang_ext.policy.prefill import Offer, compose, finished
 from sglang_ext.policy.types import FloatArray, IntArray, Model, Situation
-
-if TYPE_CHECKING:
-    from learner.latency import Prediction, Terms
 
 
 class MixedTimes(NamedTuple):
@@ -47,14 +47,17 @@ class Sizes(NamedTuple):
 
 
 class Everything(NamedTuple):
-    """What :meth:`Forwards.everything` predicts."""
+    """What :meth:`Forwards.everything` predicts; of mixed batches, decode alone, the whole offer and smaller ones."""
 
-    mixed: MixedTimes
+    decode_alone: MixedTimes
+    whole: MixedTimes
+    smaller: MixedTimes
     next_upper_s: float
     """The bound on the next iteration's decode step if that runs nothing else, which it always can."""
+    layout: Layout
     sizes: Sizes
-    windows: FloatArray
-    """[3, 2 · p · n]: mean, bound and roofline of the steps of each size's divisions, then of their prefills"""
+    windows: Prediction
+    """[2 · p · n]: the steps in each size's divisions of the layout, then their prefills"""
 
 
 class Forwards:
@@ -73,49 +76,39 @@ class Forwards:
         terms = self._model.terms(new, self.offer.cached, rows, self._model.total_tpcs, Decoding(self._batch))
         return MixedTimes(budgets, np.add.reduce(new, axis=1), *self._model.predict(terms))
 
-    def everything(self, budgets: IntArray, grown: int, sizes: IntArray, layout: Layout) -> Everything:
-        """:meth:`mixed` of ``budgets`` [m], the next decode step, and the halves of windows for each of ``sizes`` [p],
-        each half beside the other where the layout runs them at once.
+    def everything(self, smaller: IntArray, grown: int, sizes: IntArray, layout: Layout) -> Everything:
+        """Mixed batches of ``smaller`` budgets [m] and the whole offer, and windows of each of ``sizes`` [p] in each
+        division of ``layout``, their halves beside each other where they run at once.
 
-        By the next step contexts have ``grown``, and every prompt that the first of ``budgets`` ends decodes too.
+        By the next decode step contexts have ``grown``, and every prompt that the whole offer ends decodes too.
         """
-        offer, model = self.offer, self._model
-        p, rows = len(sizes), arrange(layout, len(sizes), len(budgets))
-        new = compose(offer, np.concatenate((sizes, budgets)))
+        offer, p = self.offer, len(sizes)
+        rows = arrange(layout, p, len(smaller) + 2, grown)
+        budgets = np.concatenate((sizes, (0, offer.most), smaller))
+        new = compose(offer, budgets)
         ended = finished(offer, new)
         tokens, ends = np.add.reduce(new, axis=1), np.add.reduce(ended, axis=1)
 
-        q, context = new.take(rows.size, axis=0), np.empty((len(rows.size), len(offer.cached)))
+        q, context = new.take(rows.composition, axis=0), np.empty((len(rows.tpcs), len(offer.cached)))
         context[:] = offer.cached
-        q[rows.following], context[rows.following] = ended[p], offer.cached + offer.new + grown
-        decodes = Decoding(self._batch, rows.decodes, rows.grows * float(grown))
-        logits = ends.take(rows.size) + self.decodes * rows.decodes
-        terms = model.terms(q, context, logits, rows.tpcs, decodes)
-        beside = terms.take(rows.beside) if layout.concurrent else None
-        prediction = model.predict(terms.take(rows.own), beside)
+        q[rows.following] = ended[p + 1]
+        context[rows.following] += offer.new + grown
+        logits = ends.take(rows.composition) + self.decodes * rows.decodes
+        decodes = Decoding(self._batch, rows.growth)
+        terms = self._model.terms(q, context, logits, rows.tpcs, decodes)
+        if layout.concurrent:
+            prediction = self._model.predict_pairs(terms, rows.own, rows.beside)
+        else:
+            prediction = Prediction(*(time.take(rows.own) for time in self._model.predict(terms)))
 
-        windows, at = rows.windows, rows.windows + 1
-        mixed = MixedTimes(budgets, tokens[p:], *(time[at:] for time in prediction))
-        halves = np.array([time[:windows] for time in prediction])
-        next_upper_s = float(prediction.upper_s[windows])
-        return Everything(mixed, next_upper_s, Sizes(sizes, tokens[:p], ends[:p]), halves)
-
-
-class Arrangement(NamedTuple):
-    """Rows of one call: the layout's forwards, the next decode step, mixed batches, and nothing at all.
-
-    ``size`` says which composition each row prefills, of those of the windows' sizes and then the mixed batches';
-    ``decodes`` whether it decodes, ``grows`` whether in longer contexts; all [r]. ``own`` and ``beside`` [w + 1 + m]
-    pick what is predicted, windows first.
-    """
-
-    size: IntArray
-    decodes: FloatArray
-    grows: FloatArray
-    tpcs: IntArray
-    following: int
-    own: IntArray
-    beside: IntArray
-    windows: int
-
-
+        windows = len(layout.own)
+        times = MixedTimes(budgets[p:], tokens[p:], *(time[windows + 1 :] for time in prediction))
+        return Everything(
+            times.row(0),
+            times.row(1),
+            times.rows(slice(2, None)),
+            float(prediction.upper_s[windows]),
+            layout,
+            Sizes(sizes, tokens[:p], ends[:p]),
+            Prediction(*(time[:windows] for time in prediction)),
+        )

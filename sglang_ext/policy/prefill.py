@@ -35,8 +35,8 @@ def offer(situation: Situation) -> Offer:
     reach = max(budget // page, 0)
     new, cached = situation.prefill_new[:reach], situation.prefill_cached[:reach]
     paged = new if page == 1 else -(-new // page) * page
-    end = np.cumsum(paged)
-    count = int(np.searchsorted(end, budget)) + 1
+    end = paged.cumsum()
+    count = int(end.searchsorted(budget)) + 1
     new, cached, paged, end = new[:count], cached[:count], paged[:count], end[:count]
     most = min(budget, int(end[-1])) if len(end) else 0
     return Offer(new, cached, end - paged, most, page)

@@ -21,11 +21,12 @@ def prefill_alone_s(model: Model, new: IntArray, cached: IntArray) -> FloatArray
     but no less than a prompt of the new ones.
     """
     tokens, times = prefill_curve(model)
-    upto = np.interp(new + cached, tokens, times)
-    beyond = new + cached > LONGEST
-    if beyond.any():
-        upto[beyond] = times[-1] * ((new + cached)[beyond] / LONGEST)
-    alone: FloatArray = np.maximum(np.interp(new, tokens, times), upto - np.interp(cached, tokens, times))
+    total = new + cached
+    upto, own, before = np.interp(np.array((total, new, cached)), tokens, times)
+    beyond = total > LONGEST
+    if np.logical_or.reduce(beyond):
+        upto[beyond] = times[-1] * (total[beyond] / LONGEST)
+    alone: FloatArray = np.maximum(own, upto - before)
     return alone
 
 
@@ -58,4 +59,6 @@ def order_queue(
     key = np.where(late, uncached_tokens + ageing_tokens_per_s * (arrival_s - now_s), deadline_s)
     overdue = late & (now_s - deadline_s > patience_s)
     key[overdue] = arrival_s[overdue]
-    return np.lexsort((key, np.where(overdue, 0, np.where(late, 2, 1))))
+    rank = late + 1
+    rank[overdue] = 0
+    return np.lexsort((key, rank))

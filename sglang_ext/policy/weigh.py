@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from sglang_ext.policy.chunk import coarse_budgets, largest_chunk
 from sglang_ext.policy.duet import duet
-from sglang_ext.policy.forwards import Forwards, MixedTimes
+from sglang_ext.policy.forwards import Everything, Forwards, MixedTimes
 from sglang_ext.policy.gaps import mixed_gap_s, within
 from sglang_ext.policy.layout import Layout, lay_out, levels_on_offer
 from sglang_ext.policy.pace import prefill_curve
@@ -20,22 +18,20 @@ from sglang_ext.policy.types import (
     SPATIAL,
     TEMPORAL,
     FloatArray,
+    IntArray,
     Model,
     Settings,
     Situation,
 )
-from sglang_ext.policy.windows import SHARES, Windows, best_windows, lay_down, predict_windows, prefill_sizes, weigh
+from sglang_ext.policy.windows import DUET_SHARES, SHARES, as_windows, best_windows, lay_down, prefill_sizes, weigh
 
-WINDOW_MODES = {"auto": (SPATIAL, RESERVED), "spatial": (SPATIAL,), "reserved": (RESERVED,), "duet": (SPATIAL,)}
-
-
-class _Rest(NamedTuple):
-    """The whole offer's mixed batch, decode alone, smaller mixed batches, and the next decode step's bound."""
-
-    whole: MixedTimes
-    decode_alone: MixedTimes
-    coarse: MixedTimes
-    next_upper_s: float
+WINDOW_MODES: dict[str, tuple[int, ...]] = {
+    "auto": (SPATIAL, RESERVED),
+    "spatial": (SPATIAL,),
+    "reserved": (RESERVED,),
+    "duet": (SPATIAL,),
+}
+NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class Weighing:
@@ -47,19 +43,25 @@ class Weighing:
         self._forwards = Forwards(situation, offered, model)
         self._most_steps = min(situation.max_look_ahead, settings.max_look_ahead)
         self._levels = levels_on_offer(settings, model.total_tpcs) if settings.concurrent else ()
-        self._rest: _Rest | None = None
+        self._everything: Everything | None = None
         # A call costs far more than a row: what will be asked for when the whole does not fit is asked with it.
         if float(np.interp(offered.most, *prefill_curve(model))) + self._overhead_s() < situation.tbt_slo_s:
             self.whole = self._forwards.mixed(np.array([offered.most]))
         else:
             self.whole = self._ask().whole
 
-    def _ask(self) -> _Rest:
-        if self._rest is None:
-            budgets = np.concatenate([[self._offered.most, 0], coarse_budgets(self._offered)])
-            mixed, following_s = self._forwards.mixed_and_following(budgets, self._most_steps)
-            self._rest = _Rest(mixed.row(0), mixed.row(1), mixed.rows(slice(2, None)), following_s)
-        return self._rest
+    def _ask(self) -> Everything:
+        if self._everything is None:
+            budgets, (sizes, layout) = coarse_budgets(self._offered), self._divisions()
+            self._everything = self._forwards.everything(budgets, self._most_steps, sizes, layout)
+        return self._everything
+
+    def _divisions(self) -> tuple[IntArray, Layout]:
+        """Sizes of the prefill [p], and the divisions in which to weigh windows of each."""
+        settings, total_tpcs = self.settings, self._model.total_tpcs
+        modes = () if self.no_window() else WINDOW_MODES.get(settings.mode, ())
+        sizes = prefill_sizes(self._offered, DUET_SHARES if settings.mode == "duet" else SHARES) if modes else NOTHING
+        return sizes, lay_out(modes, self._levels, total_tpcs, settings.concurrent, len(sizes))
 
     def no_window(self) -> str:
         """Why no window is possible; empty if one is."""
@@ -79,7 +81,7 @@ class Weighing:
         feasible plan) the largest is not looked for closely.
         """
         found = []
-        coarse = self._ask().coarse
+        coarse = self._ask().smaller
         if len(coarse.budgets):
             overhead_s = self._overhead_s()
             limit_s = within(self.situation.tbt_slo_s) - overhead_s
@@ -105,13 +107,15 @@ class Weighing:
 
     def window_plans(self) -> FloatArray:
         """The best window of each division, as columns of a candidate table [12, n]."""
-        layout, windows = self._windows(SHARES)
-        return best_windows(windows, layout, self.situation, self._ask().next_upper_s, self._most_steps)
+        everything = self._ask()
+        return best_windows(
+            as_windows(everything), everything.layout, self.situation, everything.next_upper_s, self._most_steps
+        )
 
     def duet_plans(self) -> FloatArray:
         """Every plan that DuetServe's algorithm visits, by its own constraint and objective, likewise."""
-        situation = self.situation
-        layout, windows = self._windows((1,))
+        situation, everything = self.situation, self._ask()
+        layout, windows = everything.layout, as_windows(everything)
         visited = duet(
             windows.halves.decode_s[0],
             windows.halves.prefill_s[0],
@@ -121,16 +125,10 @@ class Weighing:
             self._most_steps,
             layout.concurrent,
         )
-        weighed = weigh(windows, situation, visited.steps[:, None], self._ask().next_upper_s, layout.concurrent)
+        weighed = weigh(windows, situation, visited.steps[:, None], everything.next_upper_s, layout.concurrent)
         weighed = weighed._replace(tokens_per_s=visited.tokens_per_s[:, None])
-        division, which = (index.ravel() for index in np.indices(visited.steps.shape[::-1]))
-        return lay_down(windows, layout, weighed, visited.allowed[:, None], (which, np.zeros_like(which), division))
-
-    def _windows(self, shares: tuple[int, ...]) -> tuple[Layout, Windows]:
-        settings, budgets = self.settings, prefill_sizes(self._offered, shares)
-        modes = WINDOW_MODES[settings.mode]
-        layout = lay_out(modes, self._levels, self._model.total_tpcs, settings.concurrent, len(budgets))
-        return layout, predict_windows(self._model, layout, *self._forwards.halves(budgets, layout))
+        by_division = np.arange(visited.steps.size).reshape(visited.steps.shape).T.ravel()
+        return lay_down(windows, layout, weighed, visited.allowed[:, None], by_division)
 
     def _overhead_s(self) -> float:
         return self.situation.host_overhead_s + self.situation.waited_s

@@ -1,4 +1,4 @@
-"""Windows: one prefill beside (or after) k decode steps. Predicts both halves and picks each division's best plan.
+"""Windows: one prefill beside (or after) k decode steps. Picks each division's best plan from its halves' times.
 
     maximise   (k·T_decode + T_prefill) / max(k·t_d, t_p)   subject to   largest gap ≤ τ
 
@@ -8,23 +8,23 @@ over k and the size of the prefill, for every division of the TPCs. The objectiv
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sglang_ext.policy.duet import duration_s, steps_between
-from sglang_ext.policy.forwards import Sizes
+from sglang_ext.policy.forwards import Everything
 from sglang_ext.policy.gaps import Halves, least_steps, window_gaps, within
 from sglang_ext.policy.layout import Layout
 from sglang_ext.policy.prefill import Offer
 from sglang_ext.policy.table import plans
-from sglang_ext.policy.types import BoolArray, FloatArray, IntArray, Model, Situation
-
-if TYPE_CHECKING:
-    from learner.latency import Terms
+from sglang_ext.policy.types import BoolArray, FloatArray, IntArray, Situation
 
 SHARES = (1, 2, 4)
 """Parts of the largest prefill that a window may carry: a whole one can outlast the k steps that there is room for."""
+
+DUET_SHARES = (1,)
+"""The article's windows carry a whole one."""
 
 
 class Windows(NamedTuple):
@@ -48,14 +48,11 @@ def prefill_sizes(offer: Offer, shares: tuple[int, ...]) -> IntArray:
     return np.array(sizes, dtype=np.int64) * offer.page
 
 
-def predict_windows(model: Model, layout: Layout, sizes: Sizes, halves: Terms) -> Windows:
-    """Predict each division of ``layout`` for each of the ``sizes``; ``halves`` are terms of all that they consist of.
-
-    Each half is predicted beside the other, where they run at once.
-    """
-    shape = (2, len(sizes.budgets), len(layout.mode))
-    beside = halves.take(layout.beside) if layout.concurrent else None
-    mean_s, upper_s, roofline_s = (time.reshape(shape) for time in model.predict(halves.take(layout.own), beside))
+def as_windows(everything: Everything) -> Windows:
+    """The predicted windows of each of the sizes in each division of the layout."""
+    sizes = everything.sizes
+    shape = (2, len(sizes.budgets), len(everything.layout.mode))
+    mean_s, upper_s, roofline_s = (time.reshape(shape) for time in everything.windows)
     return Windows(
         sizes.budgets[:, None],
         sizes.tokens[:, None],
@@ -96,38 +93,36 @@ def best_windows(
     feasible at a higher one. All are within 1 and ``most_steps`` ≥ 1.
     """
     halves, limit_s = windows.halves, within(situation.tbt_slo_s)
-    steps = steps_between(halves.decode_s, halves.prefill_s, most_steps)
-    if layout.concurrent:
-        least = least_steps(halves, next_upper_s, situation.host_overhead_s, limit_s)
-        steps = np.concatenate([steps, np.minimum(np.maximum(least, 1.0), most_steps)[None]])
+    least = [least_steps(halves, next_upper_s, situation.host_overhead_s, limit_s)] if layout.concurrent else []
+    steps = steps_between(halves.decode_s, halves.prefill_s, most_steps, *least)
     weighed = weigh(windows, situation, steps, next_upper_s, layout.concurrent)
     feasible = weighed.largest_gap_s <= limit_s
     score = np.where(feasible, weighed.tokens_per_s, -weighed.largest_gap_s)
-    sizes, divisions = windows.halves.decode_s.shape
-    which, size = np.divmod(score.reshape(-1, divisions).argmax(axis=0), sizes)
-    return lay_down(windows, layout, weighed, feasible, (which, size, np.arange(divisions)))
+    divisions = len(layout.mode)
+    best = score.reshape(-1, divisions).argmax(axis=0)
+    return lay_down(windows, layout, weighed, feasible, best * divisions + np.arange(divisions))
 
 
-def lay_down(
-    windows: Windows, layout: Layout, weighed: Plans, feasible: BoolArray, pick: tuple[IntArray, IntArray, IntArray]
-) -> FloatArray:
-    """The plans at ``pick`` (which k, size, division; [m] each) as columns of a candidate table [12, m]."""
-    _, size, division = pick
-    window = (size, division)
+def lay_down(windows: Windows, layout: Layout, weighed: Plans, feasible: BoolArray, pick: IntArray) -> FloatArray:
+    """Some of the plans, as columns of a candidate table [12, m]; ``pick`` [m] counts through [k, p, n]."""
     halves, concurrent = windows.halves, layout.concurrent
-    steps = weighed.steps[pick]
+    window = pick % halves.decode_s.size
+    size, division = np.divmod(window, len(layout.mode))
+    steps = weighed.steps.take(pick)
     return plans(
-        len(size),
-        mode=layout.mode[division],
-        prefill_tokens=windows.budgets[size, 0],
-        prefill_tpcs=layout.prefill_tpcs[division],
-        decode_tpcs=layout.decode_tpcs[division],
+        len(pick),
+        mode=layout.mode.take(division),
+        prefill_tokens=windows.budgets.take(size),
+        prefill_tpcs=layout.prefill_tpcs.take(division),
+        decode_tpcs=layout.decode_tpcs.take(division),
         look_ahead_steps=steps,
-        predicted_s=weighed.predicted_s[pick],
-        upper_s=duration_s(steps, halves.decode_upper_s[window], halves.prefill_upper_s[window], concurrent),
-        roofline_s=duration_s(steps, windows.decode_roofline_s[window], windows.prefill_roofline_s[window], concurrent),
-        largest_gap_s=weighed.largest_gap_s[pick],
-        tokens_per_s=weighed.tokens_per_s[pick],
-        feasible=feasible[pick],
-        left_s=weighed.left_s[pick],
+        predicted_s=weighed.predicted_s.take(pick),
+        upper_s=duration_s(steps, halves.decode_upper_s.take(window), halves.prefill_upper_s.take(window), concurrent),
+        roofline_s=duration_s(
+            steps, windows.decode_roofline_s.take(window), windows.prefill_roofline_s.take(window), concurrent
+        ),
+        largest_gap_s=weighed.largest_gap_s.take(pick),
+        tokens_per_s=weighed.tokens_per_s.take(pick),
+        feasible=feasible.take(pick),
+        left_s=weighed.left_s.take(pick),
     )

@@ -54,12 +54,12 @@ def corrected(seed: int, scale: float = 0.3) -> LatencyModel:
 
 def listed(q, c, decodes: Decoding) -> tuple[np.ndarray, np.ndarray]:
     """q and c [m, n] of the same forwards with the summed decodes listed one by one."""
-    batch, share, grown = decodes
-    rows = max(len(np.atleast_2d(q)), np.size(share), np.size(grown))
-    shape = (rows, len(batch.context))
-    share, grown = (np.broadcast_to(np.reshape(of, (-1, 1)), shape) for of in (share, grown))
+    share, grown, _ = decodes.growth
+    rows = max(len(np.atleast_2d(q)), len(share))
+    shape = (rows, len(decodes.batch.context))
+    share, grown = (np.broadcast_to(of[:, None], shape) for of in (share, grown))
     q, c = (np.broadcast_to(np.atleast_2d(of), (rows, np.shape(of)[-1])) for of in (q, c))
-    return np.concatenate([share, q], axis=1), np.concatenate([batch.context + grown, c], axis=1)
+    return np.concatenate([share, q], axis=1), np.concatenate([decodes.batch.context + grown, c], axis=1)
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,9 @@ class Analytic:
         if beside is not None:
             mean_s = np.where(beside.matrix[:, 0] > 0, self.contention * mean_s, mean_s)
         return Prediction(mean_s, self.margin * mean_s, terms.roofline_s)
+
+    def predict_pairs(self, terms: Terms, own, beside) -> Prediction:
+        return self.predict(terms.take(own), terms.take(beside))
 
 
 models = st.builds(
