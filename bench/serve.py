@@ -44,7 +44,8 @@ def serve(port: int, mode: str, log: Path) -> None:
             f"\nserving {NAME} at {server.url}   (Ctrl-C ends it; metrics at {server.url}/metrics)\n\n"
             f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json' -d "
             f'\'{{"model": "{NAME}", "messages": '
-            f'[{{"role": "user", "content": "What is the capital of France?"}}], "max_tokens": 40, "temperature": 0}}\'\n',
+            f'[{{"role": "user", "content": "What is the capital of France?"}}], '
+            f'"max_tokens": 40, "temperature": 0}}\'\n',
             flush=True,
         )
         server.wait()

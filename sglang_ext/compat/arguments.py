@@ -89,6 +89,7 @@ def _resolve(args: Any, resolve: Callable[[], Any]) -> Any:
     on_cpu = cpu.prepare()
     if on_cpu:
         _default(args, cpu.default_args(getattr(args, "model_path", None)))
+        cpu.bind_ranks(getattr(args, "tp_size", None) or 1)
     server_args = resolve()
     for rule, _ in flags.check(server_args):
         server_args.override("conflux", **{rule.field: rule.value})
@@ -106,4 +107,5 @@ def _resolve(args: Any, resolve: Callable[[], Any]) -> Any:
 def _default(args: Any, values: dict[str, Any]) -> None:
     for field, value in values.items():
         if getattr(args, field, None) in (None, False):
+            logger.info("conflux: --%s %s, since this machine has no GPU", field.replace("_", "-"), value)
             setattr(args, field, value)

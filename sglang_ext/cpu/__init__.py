@@ -86,9 +86,12 @@ def default_args(model_path: str | None = None) -> dict[str, Any]:
     The stock defaults are an attention backend that needs AMX kernels, an idle loop that keeps one core busy, and a KV
     pool of most of the machine's memory.
     """
-    tokens = max_total_tokens(model_path)
-    logger.info("CPU: KV pool bounded to %d tokens (--max-total-tokens changes it)", tokens)
-    return {"device": "cpu", "attention_backend": "torch_native", "sleep_on_idle": True, "max_total_tokens": tokens}
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sleep_on_idle": True,
+        "max_total_tokens": max_total_tokens(model_path),
+    }
 
 
 def max_total_tokens(model_path: str | None, available_bytes: int | None = None) -> int:

@@ -51,6 +51,12 @@ CASES = (
 )
 
 
+SEEDED = [
+    workload.Request((9, 8, 7 + seed), {"temperature": 0.8, "sampling_seed": seed, "max_new_tokens": 12})
+    for seed in range(3)
+]
+
+
 @pytest.fixture(scope="module")
 def model():
     return make_tiny_model(eos_token_ids=EOS)
@@ -63,6 +69,9 @@ def stock(model):
     with Server(model, max_total_tokens=POOL, args=("--chunked-prefill-size", "256"), env=STRICT) as server:
         for longest, most_new in {(case.longest, case.most_new) for case in CASES}:
             expected[longest, most_new] = workload.run(server, _work(longest, most_new))
+        once, again = (workload.run(server, SEEDED, streams=1) for _ in range(2))
+        if once == again:
+            expected["seeded"] = once
     return expected
 
 
@@ -80,6 +89,8 @@ def test_tokens_are_stocks(case, model, stock, tmp_path):
     env = STRICT | dict(case.env) | {"CONFLUX_TESTING": "1"}
     with Server(model, backend="conflux", max_total_tokens=case.pool, args=args, env=env) as server:
         workload.assert_same(expected, workload.run(server, work), "first round")
+        if "seeded" in stock:  # stock reproduces them itself
+            workload.assert_same(stock["seeded"], workload.run(server, SEEDED, streams=1), "with a seed")
         _abort_some(server, work, expected)
         workload.assert_same(expected, workload.run(server, work), "after aborts")
         if case.ends_everywhere:
