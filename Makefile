@@ -27,7 +27,8 @@ serve: $(VENV)/.demo
 	@$(BIN)/python -m bench.serve --port $(PORT) $(ARGS)
 
 test: $(VENV)/.test lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not quiet" $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m quiet $(ARGS) || [ $$? -eq 5 ]  # 5: ARGS left none
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from sglang_ext.compat.scheduler import ConfluxScheduler
 
 
-@dataclasses.dataclass(slots=True)
-class _Step:
-    batch: ScheduleBatch
-    launched: Future[Any]
-
-
 class Window:
     """``steps`` queued decode steps of ``running``, whose slots must fit."""
 
@@ -44,7 +38,7 @@ class Window:
                     f"{request.kv.kv_allocated_len} allocated KV slots: an iteration was not drained before a window"
                 )
         self._locations = kv.allocate_ahead(scheduler, running, steps)
-        self._steps: list[_Step] = []
+        self._launched: list[Future[Any]] = []
         self._given_back: list[torch.Tensor] = []
         self.size = steps
         self.accepted = 0
@@ -57,8 +51,7 @@ class Window:
         scheduler = self._scheduler
         for index in range(self.size):
             step = batches.decode_step(self._running, index, self._locations)
-            launched = scheduler.launcher.launch(lambda step=step: scheduler.run_stock(step))
-            self._steps.append(_Step(step, launched))
+            self._launched.append(scheduler.launcher.launch(lambda step=step: scheduler.run_stock(step)))
         # The running batch goes on from behind the window.
         batches.advance(self._running, self.size)
         self._running.input_ids = None
@@ -70,8 +63,8 @@ class Window:
             self._accept_next()
 
     def _accept_next(self) -> None:
-        scheduler, step = self._scheduler, self._steps[self.accepted]
-        result, batch = step.launched.result()
+        scheduler = self._scheduler
+        result, batch, _ = self._launched[self.accepted].result()
         live = [not request.finished() for request in self._requests]
         self.discarded_tokens += live.count(False)
         # As in stock's overlap, the KV of this step's token counts as written: the next step writes it.
@@ -94,7 +87,7 @@ class Window:
         self.returned_slots = sum(len(locations) for locations in self._given_back)
         kv.free(self._scheduler, self._given_back)
         self._given_back = []
-        self._steps.clear()
+        self._launched.clear()
 
 
 @dataclasses.dataclass(slots=True)

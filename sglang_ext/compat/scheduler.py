@@ -194,10 +194,14 @@ class ConfluxScheduler(Scheduler):
         self.waited_s = 0.0
         return result
 
-    def run_stock(self, batch: ScheduleBatch) -> tuple[Any, ScheduleBatch]:
-        """Stock's forward of one step, and what its result will be processed with."""
+    def run_stock(self, batch: ScheduleBatch) -> tuple[Any, ScheduleBatch, Any]:
+        """Stock's forward of one step, what its result will be processed with, and what it holds on to.
+
+        Stock keeps the tensors of two forwards alive; a window has more of them in flight.
+        """
         result = super().run_batch(batch)
-        return result, batch.copy()
+        held = self.batch_record_buf[self.batch_record_ct] if self.enable_overlap else None
+        return result, batch.copy(), held
 
     def _open_window(self, plan: Plan) -> int:
         """Steps that fit now that the prefill has its slots: 0 sends the prefill alone, counted."""

@@ -37,10 +37,12 @@ SPATIAL = ("--conflux-mode", "spatial", "--conflux-max-look-ahead", "8")
 CASES = (
     Case("auto", ("--chunked-prefill-size", "256")),
     Case("spatial, chunk 64", (*SPATIAL, "--chunked-prefill-size", "64")),
-    Case("spatial, chunk 256, radix off", (*SPATIAL, "--chunked-prefill-size", "256", "--disable-radix-cache")),
     Case("random mode and steps", ("--conflux-mode", "random", "--chunked-prefill-size", "64"), ends_everywhere=True),
     Case("page 16", (*SPATIAL, "--chunked-prefill-size", "256", "--page-size", "16")),
-    Case("no overlap", (*SPATIAL, "--chunked-prefill-size", "256", "--disable-overlap-schedule")),
+    Case(
+        "no overlap, no radix cache",
+        (*SPATIAL, "--chunked-prefill-size", "256", "--disable-overlap-schedule", "--disable-radix-cache"),
+    ),
     Case(
         "small pool",
         ("--conflux-mode", "random", "--chunked-prefill-size", "256", "--schedule-conservativeness", "0.05"),
@@ -92,7 +94,7 @@ def test_tokens_are_stocks(case, model, stock, tmp_path):
         if "seeded" in stock:  # stock reproduces them itself
             workload.assert_same(stock["seeded"], workload.run(server, SEEDED, streams=1), "with a seed")
         _abort_some(server, work, expected)
-        workload.assert_same(expected, workload.run(server, work), "after aborts")
+        workload.assert_same(expected[::2], workload.run(server, work[::2]), "after aborts")
         if case.ends_everywhere:
             _until_ends_everywhere(server, work, expected)
         state = _state(server)

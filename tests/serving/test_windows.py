@@ -12,7 +12,7 @@ from tests.servers import Server
 from tests.serving import workload
 from tests.tiny import make_tiny_model
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.quiet]
 
 SPATIAL = ("--conflux-mode", "spatial", "--conflux-max-look-ahead", "8")
 
