@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.address import AddressError, check_address
+
 MODES = ("auto", "temporal", "chunked", "spatial", "reserved", "duet")
 RANDOM = "random"  # a mode drawn anew for every iteration; for tests, with CONFLUX_TESTING set
 SM_CONTROLS = ("auto", "smctrl", "green", "none")
 SWITCH = ("on", "off")
 
 MIN_TBT_SLO_MS = 5.0
+MAX_SLO_MS = 1e9
 
 
 class ConfigError(ValueError):
@@ -136,14 +139,20 @@ def raw_values(namespace: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def positive_ms(name: str, value: object) -> float:
-    """``value`` as milliseconds. Raises ConfigError unless it is a finite number above zero (no bool)."""
+def positive_ms(name: str, value: object, *, text: bool = True) -> float:
+    """``value`` as milliseconds. Raises ConfigError unless it is a number above zero and at most MAX_SLO_MS.
+
+    ``text``: whether a string that spells a number will do. A bool never does.
+    """
     number = math.nan
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
+    kinds = int | float | str if text else int | float
+    if isinstance(value, kinds) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
             number = float(value)
-    if not (math.isfinite(number) and number > 0):
-        raise ConfigError(f"{name} must be a positive number of milliseconds, got {value!r}")
+    if not 0 < number <= MAX_SLO_MS:
+        shown = repr(value)
+        shown = shown if len(shown) <= 40 else shown[:37] + "..."
+        raise ConfigError(f"{name} must be a positive number of milliseconds (at most {MAX_SLO_MS:g}), got {shown}")
     return number
 
 
@@ -178,29 +187,30 @@ def _learner(value: object) -> str:
     text = str(value)
     if text in SWITCH:
         return text
-    scheme, _, rest = text.partition("://")
-    host, _, port = rest.rpartition(":")
-    if scheme == "ipc" and rest:
-        return text
-    if scheme == "tcp" and host and port.isdigit() and 0 < int(port) < 65536:
-        return text
-    raise ConfigError(
-        f"--conflux-learner must be on, off, or the address of a running `conflux learner` "
-        f"(tcp://HOST:PORT or ipc://PATH), got {text!r}"
-    )
+    try:
+        if "://" not in text or text.startswith(("tcp://*", "tcp://0.0.0.0")):
+            raise AddressError("no address to connect to")
+        return check_address(text)
+    except AddressError as error:
+        raise ConfigError(
+            f"--conflux-learner must be on, off, or the address of a running `conflux learner` "
+            f"(tcp://HOST:PORT or ipc://PATH), got {text!r}: {error}"
+        ) from None
 
 
 def _state_dir(value: object) -> str:
-    path = Path(str(value)).expanduser() if value else default_state_dir()
-    if value and path.exists() and not path.is_dir():
-        raise ConfigError(f"--conflux-state-dir {str(path)!r} is not a directory: name one, or leave the flag out")
     try:
+        path = Path(str(value)).expanduser() if value else default_state_dir()
+        if value and path.exists() and not path.is_dir():
+            raise ConfigError(f"--conflux-state-dir {str(path)!r} is not a directory: name one, or leave the flag out")
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         usable = os.access(path, os.W_OK | os.X_OK)
-    except OSError:
+    except ConfigError:
+        raise
+    except (OSError, RuntimeError, ValueError):
         usable = False
     if not usable:
-        raise ConfigError(f"--conflux-state-dir {str(path)!r} cannot be written: name a directory that can")
+        raise ConfigError(f"--conflux-state-dir {str(value or path)!r} cannot be written: name a directory that can")
     return str(path)
 
 
@@ -212,11 +222,20 @@ def default_state_dir() -> Path:
 def _record(value: object) -> str | None:
     if value is None:
         return None
-    path = Path(str(value)).expanduser()
-    if path.is_dir():
-        raise ConfigError(f"--conflux-record {str(path)!r} is a directory: name a file in it")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--conflux-record: there is no directory {str(path.parent)!r}: create it first")
-    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise ConfigError(f"--conflux-record {str(path)!r} cannot be written: name another file")
+    try:
+        path = Path(str(value)).expanduser()
+        if path.is_dir():
+            raise ConfigError(f"--conflux-record {str(path)!r} is a directory: name a file in it")
+        if not path.parent.is_dir():
+            raise ConfigError(f"--conflux-record: there is no directory {str(path.parent)!r}: create it first")
+        exists = path.exists() or path.is_symlink()
+        if exists and not (path.is_file() or path.is_char_device()):
+            raise ConfigError(f"--conflux-record {str(path)!r} is no file: name another")
+        writable = os.access(path if exists else path.parent, os.W_OK) and len(os.fsencode(path.name)) <= 255
+    except ConfigError:
+        raise
+    except (OSError, RuntimeError, ValueError):
+        writable = False
+    if not writable:
+        raise ConfigError(f"--conflux-record {str(value)!r} cannot be written: name another file")
     return str(path)

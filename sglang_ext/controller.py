@@ -16,58 +16,25 @@ from collections import Counter, deque
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from learner.client import LearnerClient
+from learner.client import ClientStats, LearnerClient
 from learner.latency import LatencyModel
 from learner.record_file import RecordWriter
-from learner.records import Header, Iteration, StreamRecord
+from learner.records import Header, Iteration
 from sglang_ext.config import RANDOM, Config
+from sglang_ext.iteration import Running, streams_of
 from sglang_ext.metrics import Metrics
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
 from sglang_ext.policy.types import MODES, Decision, Settings, Situation
 from sglang_ext.slo import Attainment
-from sglang_ext.timing import Clock, Span
+from sglang_ext.timing import Clock
 
 logger = logging.getLogger(__name__)
 
 _OVERHEAD_WEIGHT = 0.1
 _MAX_OPEN = 64
-
-
-@dataclasses.dataclass(slots=True)
-class Half:
-    """What one stream runs: ``spans`` has one entry per decode step, one for a prefill or a mixed batch."""
-
-    phase: str
-    tpcs: int
-    q: list[int]
-    c: list[int]
-    logits_rows: int
-    spans: list[Span]
-
-
-@dataclasses.dataclass(slots=True)
-class Running:
-    """An iteration that was launched and whose times may not be known yet."""
-
-    time_s: float
-    model: LatencyModel
-    decision: Decision | None
-    mode: str
-    reason: str
-    tbt_slo_s: float
-    running: int
-    waiting: int
-    concurrent: bool = False
-    learnable: bool = True
-    after_idle: bool = False
-    halves: list[Half] = dataclasses.field(default_factory=list)
-
-    @property
-    def known(self) -> bool:
-        return all(span.known for half in self.halves for span in half.spans)
+_SILENT_S = 30.0
 
 
 class Controller:
@@ -105,6 +72,7 @@ class Controller:
         self._idle = True
         self._said: set[str] = set()
         self._housekeeping_s = 0.0
+        self._created_s = time.perf_counter()
         self._errors: deque[float] = deque(maxlen=512)
 
     # ---- before an iteration
@@ -157,9 +125,7 @@ class Controller:
         self.fallbacks[reason] += 1
         if self._metrics is not None:
             self._metrics.fell_back(reason)
-        if reason not in self._said:
-            self._said.add(reason)
-            logger.warning("conflux: falling back (%s); counted as conflux:fallbacks_total{reason=%r}", reason, reason)
+        self._say(reason, f"falling back ({reason}); counted as conflux:fallbacks_total{{reason={reason!r}}}")
 
     # ---- around an iteration
 
@@ -200,7 +166,7 @@ class Controller:
         self._last_end_s = last_s
         # Positions of GPU events on the host's clock are sums, so the first may come out a little early.
         iteration.time_s = min(iteration.time_s, first_s)
-        streams = _streams(iteration)
+        streams = streams_of(iteration)
         record = Iteration(
             iteration=self._iterations,
             time_s=iteration.time_s,
@@ -240,6 +206,8 @@ class Controller:
     def _publish(self) -> None:
         if self._writer is not None:
             self._writer.flush()
+        if self._client is not None:
+            self._watch_learner(self._client.stats)
         if self._metrics is None:
             return
         self._metrics.attained(self.attainment)
@@ -252,6 +220,21 @@ class Controller:
                 dropped=stats.dropped,
                 rejected=stats.rejected,
             )
+
+    def _watch_learner(self, stats: ClientStats) -> None:
+        """Say once, each, that the learner is silent or that what it sends cannot be used."""
+        silent_s = stats.last_heartbeat_age_s
+        if silent_s is None:
+            silent_s = time.perf_counter() - self._created_s
+        if silent_s > _SILENT_S:
+            self._say("silent", f"no word from the learner for {silent_s:.0f} s; predictions stay as they are")
+        if stats.rejected:
+            self._say("rejected", "the learner sent something that cannot be used; it is ignored and counted")
+
+    def _say(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            logger.warning("conflux: %s", message)
 
     def state(self) -> dict[str, Any]:
         """Live state for ``/server_info``: plain values only."""
@@ -292,38 +275,3 @@ class Controller:
             self._writer.close()
         if self._client is not None:
             self._client.close()
-
-
-def _streams(iteration: Running) -> list[StreamRecord]:
-    """What each stream ran and took, beside predictions for that very work by the model that it was decided with."""
-    model, halves = iteration.model, iteration.halves
-    steps = max(len(half.spans) for half in halves)
-    terms = [model.terms(*_rows(half, steps), half.logits_rows, half.tpcs) for half in halves]
-    streams = []
-    for index, half in enumerate(halves):
-        beside = terms[1 - index] if iteration.concurrent and len(halves) == 2 else None
-        prediction = model.predict(terms[index], beside)
-        own = slice(len(half.spans))
-        streams.append(
-            StreamRecord(
-                phase=half.phase,
-                tpcs=half.tpcs,
-                q=half.q,
-                c=half.c,
-                logits_rows=half.logits_rows,
-                step_start_s=[span.start_s - iteration.time_s for span in half.spans],
-                step_end_s=[span.end_s - iteration.time_s for span in half.spans],
-                predicted_s=prediction.mean_s[own].tolist(),
-                upper_s=prediction.upper_s[own].tolist(),
-                roofline_s=prediction.roofline_s[own].tolist(),
-            )
-        )
-    return streams
-
-
-def _rows(half: Half, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """(q, c) as int [steps, n]: a decode's context grows by one with each step, a prefill's stays."""
-    q = np.asarray(half.q, dtype=np.int64)
-    c = np.asarray(half.c, dtype=np.int64)
-    grown = np.arange(steps, dtype=np.int64)[:, None] if half.phase == "decode" else np.zeros((steps, 1), np.int64)
-    return np.broadcast_to(q, (steps, len(q))), c + grown

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _SECONDS_PER_SHAPE = 0.15
 # (m, k, n) of GEMMs like those of small and large prefills.
 _GEMM_SHAPES = ((64, 576, 1536), (256, 1024, 1024), (512, 2048, 2048))
+_PCIE_BANDWIDTH = 25e9
 _READ_BYTES = 64 << 20  # larger than a last-level cache
 
 
@@ -33,7 +34,9 @@ def device_profile(device: str, dtype: str, state_dir: str) -> DeviceProfile:
     path = Path(state_dir) / "devices" / f"{_slug(name)}.json"
     if path.exists():
         try:
-            return DeviceProfile.load(path)
+            profile = DeviceProfile.load(path)
+            if profile.link_bandwidth > 0:
+                return profile
         except (OSError, ValueError) as error:
             logger.warning("conflux: %s cannot be used (%s); measuring this device anew", path, error)
     profile = measure(device, dtype, name)
@@ -61,6 +64,8 @@ def measure(device: str, dtype: str, name: str) -> DeviceProfile:
         tpcs=tpcs,
         flops=((float(tpcs), flops),),
         bandwidth=((float(tpcs), bandwidth),),
+        # Ranks on CPUs exchange through memory; between GPUs PCIe 4.0 is assumed until it is measured.
+        link_bandwidth=bandwidth if device == "cpu" else _PCIE_BANDWIDTH,
         provenance={
             "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "method": "best of several GEMM shapes; reading a matrix in a GEMV; whole device",

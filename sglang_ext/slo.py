@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_ext.config import MIN_TBT_SLO_MS, positive_ms
+from sglang_ext.config import MIN_TBT_SLO_MS, ConfigError, positive_ms
 
 TARGETS = ("ttft_slo_ms", "tbt_slo_ms")
 
@@ -16,7 +16,7 @@ def check_custom_params(params: object) -> None:
     if isinstance(params, Mapping):
         for name in TARGETS:
             if params.get(name) is not None:
-                positive_ms(f"custom_params.{name}", params[name])
+                positive_ms(f"custom_params.{name}", params[name], text=False)
 
 
 @dataclasses.dataclass(slots=True)
@@ -50,8 +50,14 @@ class Progress:
 
 
 def _seconds(params: Mapping[str, Any], name: str, default_s: float) -> float:
+    """A target in seconds. What came past the check (see ``check_custom_params``) and is none counts as absent."""
     value = params.get(name)
-    return default_s if value is None else positive_ms(name, value) / 1e3
+    if value is None:
+        return default_s
+    try:
+        return positive_ms(name, value, text=False) / 1e3
+    except ConfigError:
+        return default_s
 
 
 @dataclasses.dataclass(slots=True)

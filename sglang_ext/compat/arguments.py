@@ -7,6 +7,8 @@ refused by name.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import logging
 import sys
 import types
@@ -15,6 +17,7 @@ from typing import Any, NoReturn
 
 from sglang_ext import compat, cpu, flags
 from sglang_ext.config import Config, ConfigError, add_arguments, raw_values
+from sglang_ext.slo import check_custom_params
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ def _resolve(args: Any, resolve: Callable[[], Any]) -> Any:
     for rule, value in flags.check(args):
         logger.warning("conflux: %s %s is overridden: %s", rule.flag, "" if value is True else value, rule.why)
         setattr(args, rule.field, rule.value)
+    _check_preferred(getattr(args, "preferred_sampling_params", None))
     on_cpu = cpu.prepare()
     if on_cpu:
         _default(args, cpu.default_args(getattr(args, "model_path", None)))
@@ -102,6 +106,17 @@ def _resolve(args: Any, resolve: Callable[[], Any]) -> Any:
 
     server.register()
     return server_args
+
+
+def _check_preferred(given: Any) -> None:
+    """SGLang merges these into requests after those were checked."""
+    with contextlib.suppress(json.JSONDecodeError):  # SGLang's to complain about
+        given = json.loads(given) if isinstance(given, str) else given
+    if isinstance(given, dict):
+        try:
+            check_custom_params(given.get("custom_params"))
+        except ConfigError as error:
+            raise ConfigError(f"--preferred-sampling-params: {error}") from None
 
 
 def _default(args: Any, values: dict[str, Any]) -> None:

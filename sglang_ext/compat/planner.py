@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MATCH_HEAD = 32
 _MATCH_AGE_S = 0.25
 _WAITING_SEEN = 64
+_LONGEST_TTFT_S = 60.0
 
 
 class Planner:
@@ -56,7 +57,8 @@ class Planner:
         return order_queue(
             now_s=now_s,
             arrival_s=np.array([p.arrival_s for p in progress]),
-            ttft_slo_s=np.array([p.ttft_slo_s for p in progress]),
+            # A request with all the time in the world must still be served while others keep coming.
+            ttft_slo_s=np.array([min(p.ttft_slo_s, _LONGEST_TTFT_S) for p in progress]),
             uncached_tokens=uncached,
             prefill_s=prefill_alone_s(self._scheduler.controller.model, uncached, cached),
         ).tolist()

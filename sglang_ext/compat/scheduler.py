@@ -22,8 +22,8 @@ from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv, setup
 from sglang_ext.compat.planner import Planner
 from sglang_ext.compat.ranks import agree
-from sglang_ext.controller import Half, Running
 from sglang_ext.cpu.grammar import serve_grammars_on_cpu
+from sglang_ext.iteration import Half, Running
 from sglang_ext.launch import make_launcher
 from sglang_ext.policy.types import Decision, Situation
 from sglang_ext.slo import Progress
@@ -128,7 +128,7 @@ class ConfluxScheduler(Scheduler):
             if obstacle is None:
                 self._plan.running = plan.running_batch
                 return plan
-            self._fall_back(obstacle)
+            self._fall_back(obstacle, self._plan)
             if decision.reason == "forced":
                 # Mixing a prefill that was sized for a window would break the target that it was sized for.
                 self._decode_owed = True
@@ -146,14 +146,13 @@ class ConfluxScheduler(Scheduler):
                 return NextBatchPlan(batch_to_run=new, running_batch=batches.mix(new, running))
             obstacle = "mix_memory"
         # Stock's own path: this prefill alone; the decodes come next.
-        self._fall_back(obstacle)
+        self._fall_back(obstacle, self._plan)
         self._decode_owed = True
         return plan
 
-    def _fall_back(self, reason: str) -> None:
+    def _fall_back(self, reason: str, plan: Plan) -> None:
         self.controller.fell_back(reason)
-        if self._plan is not None:
-            self._plan.mode, self._plan.reason = "temporal", f"fallback:{reason}"
+        plan.mode, plan.reason = "temporal", f"fallback:{reason}"
 
     def _take_ready_grammars(self) -> None:
         """Stock does this while it builds a batch, which would be too late for the decision."""
@@ -208,15 +207,16 @@ class ConfluxScheduler(Scheduler):
         running = plan.running
         batches.shrink(running)
         if running.is_empty():
+            plan.mode, plan.reason = "temporal", "idle"
             return 0
         wanted = plan.decision.look_ahead_steps
         steps = min(wanted, self._planner.most_steps(running))
         if steps and not kv.make_room(self, kv.look_ahead_slots(running.seq_lens_cpu, steps, self.page_size)):
             steps = 0
-        if steps < wanted:
-            self.controller.fell_back("window_shrunk" if steps else "window_memory")
-            if not steps:
-                plan.mode, plan.reason = "temporal", "fallback:window_memory"
+        if not steps:
+            self._fall_back("window_memory", plan)
+        elif steps < wanted:
+            self.controller.fell_back("window_shrunk")
         return steps
 
     def _run_window(self, batch: ScheduleBatch, plan: Plan, steps: int) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.config import MODES, OPTIONS, Config, ConfigError, add_arguments, positive_ms, raw_values
+from sglang_ext.config import MAX_SLO_MS, MODES, OPTIONS, Config, ConfigError, add_arguments, positive_ms, raw_values
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +63,21 @@ def test_config_survives_the_way_to_the_scheduler(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--conflux-tbt-slo-ms", "0"), "--conflux-tbt-slo-ms must be a positive number of milliseconds, got '0'"),
+        (
+            ("--conflux-tbt-slo-ms", "0"),
+            "--conflux-tbt-slo-ms must be a positive number of milliseconds (at most 1e+09), got '0'",
+        ),
         (("--conflux-tbt-slo-ms", "fast"), "got 'fast'"),
         (("--conflux-tbt-slo-ms", "nan"), "got 'nan'"),
         (("--conflux-tbt-slo-ms", "2"), "--conflux-tbt-slo-ms must be at least 5, got 2"),
+        (("--conflux-ttft-slo-ms", "1e10"), "(at most 1e+09), got '1e10'"),
+        (("--conflux-ttft-slo-ms", "9" * 500), "got '999999999999999999999999999999999999..."),
+        (("--conflux-learner", "tcp://*:8000"), "--conflux-learner must be"),
+        (("--conflux-learner", "ipc://@x"), "--conflux-learner must be"),
+        (("--conflux-record", "~nouser/r.jsonl"), "--conflux-record '~nouser/r.jsonl' cannot be written"),
+        (("--conflux-record", "/tmp/" + "x" * 300), "cannot be written"),
+        (("--conflux-state-dir", "/tmp/" + "x" * 300), "--conflux-state-dir"),
+        (("--conflux-state-dir", "~nouser/x"), "--conflux-state-dir '~nouser/x' cannot be written"),
         (("--conflux-ttft-slo-ms", "-1"), "--conflux-ttft-slo-ms must be a positive"),
         (("--conflux-mode", "turbo"), "--conflux-mode must be one of auto, temporal"),
         (("--conflux-fixed-split", "8"), "--conflux-fixed-split needs --conflux-mode spatial, reserved or duet"),
@@ -105,11 +116,25 @@ def test_help_mentions_every_option():
 
 
 @given(st.one_of(st.floats(), st.integers(), st.text(max_size=8), st.none(), st.booleans(), st.lists(st.integers())))
-def test_positive_ms_takes_positive_finite_numbers_and_nothing_else(value):
+def test_positive_ms_takes_positive_numbers_up_to_a_limit_and_nothing_else(value):
+    possible = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MAX_SLO_MS
     try:
-        number = positive_ms("x", value)
+        number = positive_ms("x", value, text=False)
     except ConfigError:
-        assert isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0)
+        assert not possible
     else:
-        assert math.isfinite(number)
-        assert number > 0
+        assert possible
+        assert number == value
+
+
+def test_numbers_beyond_floats_are_refused():
+    with pytest.raises(ConfigError, match="x must be a positive number"):
+        positive_ms("x", 10**400)
+
+
+def test_a_record_may_not_be_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("pipe", "loop"):
+        with pytest.raises(ConfigError, match="--conflux-record"):
+            parse("--conflux-record", str(tmp_path / name))

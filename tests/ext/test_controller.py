@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from learner.client import ClientStats
 from learner.device import DeviceProfile
 from learner.latency import LatencyModel
 from learner.record_file import RecordReader, RecordWriter
@@ -15,7 +16,8 @@ from learner.records import Header
 from learner.shape import ModelShape
 from sglang_ext import controller as module
 from sglang_ext.config import Config
-from sglang_ext.controller import Controller, Half
+from sglang_ext.controller import Controller
+from sglang_ext.iteration import Half
 from sglang_ext.policy.types import Settings, Situation
 from sglang_ext.timing import Span, WallClock
 
@@ -117,6 +119,8 @@ class Client:
         self.records = []
         self.snapshot = None
 
+    stats = ClientStats(0, 0, 3, 0, 99.0, "", 0, 0, 0, 0)
+
     def poll(self):
         found, self.snapshot = self.snapshot, None
         return found
@@ -134,6 +138,15 @@ def test_the_learner_gets_what_can_be_learnt_from():
     iteration.halves.append(Half("decode", 1, [1], [9], 1, [span(2.0, 2.1)]))
     controller.launched(iteration)
     assert len(client.records) == 1
+
+
+def test_a_silent_or_confused_learner_is_said_once(caplog):
+    controller = make(client=Client())
+    for _ in range(3):
+        controller._housekeeping_s = 0.0
+        controller.poll()
+    assert caplog.text.count("no word from the learner for 99 s") == 1
+    assert caplog.text.count("the learner sent something that cannot be used") == 1
 
 
 def test_a_failing_model_falls_back_to_the_roofline(monkeypatch, caplog):

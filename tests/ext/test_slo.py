@@ -34,8 +34,16 @@ def test_requests_without_targets_have_the_servers(params):
 
 
 def test_own_targets_are_in_milliseconds_and_tbt_is_floored():
-    progress = Progress.of({"ttft_slo_ms": 500, "tbt_slo_ms": "1"}, now_s=0.0, ttft_slo_s=2.0, tbt_slo_s=0.1)
+    progress = Progress.of({"ttft_slo_ms": 500, "tbt_slo_ms": 1}, now_s=0.0, ttft_slo_s=2.0, tbt_slo_s=0.1)
     assert (progress.ttft_slo_s, progress.tbt_slo_s) == (0.5, 0.005)
+
+
+@pytest.mark.parametrize("value", ["50", "x", -1, 0, 10**400, float("nan"), [], True, 1e12])
+def test_what_slips_past_the_check_counts_as_absent(value):
+    """The scheduler must not die of a request, whatever way its parameters came."""
+    with pytest.raises(ConfigError):
+        check_custom_params({"tbt_slo_ms": value})
+    assert Progress.of({"tbt_slo_ms": value}, now_s=0.0, ttft_slo_s=2.0, tbt_slo_s=0.1).tbt_slo_s == 0.1
 
 
 def test_attainment_counts_first_tokens_and_gaps():

@@ -104,6 +104,18 @@ def test_tokens_are_stocks(case, model, stock, tmp_path):
     _assert_exercised(case, state, log)
 
 
+def test_tensor_parallel_ranks_agree(model, stock, tmp_path):
+    """Two ranks, each with a clock of its own, and one plan; a mode drawn anew for every iteration."""
+    work, expected = _work(700, 48)[::4], stock[700, 48][::4]
+    args = ("--tp-size", "2", "--conflux-mode", "random", "--chunked-prefill-size", "256")
+    env = STRICT | {"CONFLUX_TESTING": "1"}
+    state = ("--conflux-state-dir", str(tmp_path))
+    with Server(model, backend="conflux", max_total_tokens=POOL, args=(*args, *state), env=env) as server:
+        workload.assert_same(expected, workload.run(server, work), "two ranks")
+        assert _state(server)["decisions"]["spatial"] > 0
+        assert_pool_empty(server, POOL)
+
+
 def _until_ends_everywhere(server: Server, work, expected) -> None:
     """Repeat until a request has ended at every step of a window."""
     for attempt in range(8):

@@ -33,6 +33,10 @@ WRONG = {
     "split on a CPU": (["--conflux-mode", "spatial", "--conflux-fixed-split", "8"], "--conflux-fixed-split"),
     "learner address": (["--conflux-learner", "example.org:1"], "--conflux-learner"),
     "state dir": (["--conflux-state-dir", "/dev/null/x"], "--conflux-state-dir"),
+    "preferred target": (
+        ["--preferred-sampling-params", '{"custom_params": {"tbt_slo_ms": "x"}}'],
+        "--preferred-sampling-params",
+    ),
     "unknown backend": (["--backend", "confluxx"], "--backend"),
 }
 ON_GPU = pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="asks for a CPU")

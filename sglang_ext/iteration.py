@@ -1,0 +1,81 @@
+"""An iteration on its way: what runs, and what becomes of it in a record once its times are known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from learner.latency import LatencyModel
+from learner.records import StreamRecord
+from sglang_ext.policy.types import Decision
+from sglang_ext.timing import Span
+
+
+@dataclasses.dataclass(slots=True)
+class Half:
+    """What one stream runs: ``spans`` has one entry per decode step, one for a prefill or a mixed batch."""
+
+    phase: str
+    tpcs: int
+    q: list[int]
+    c: list[int]
+    logits_rows: int
+    spans: list[Span]
+
+
+@dataclasses.dataclass(slots=True)
+class Running:
+    """An iteration that was launched and whose times may not be known yet."""
+
+    time_s: float
+    model: LatencyModel
+    decision: Decision | None
+    mode: str
+    reason: str
+    tbt_slo_s: float
+    running: int
+    waiting: int
+    concurrent: bool = False
+    learnable: bool = True
+    after_idle: bool = False
+    halves: list[Half] = dataclasses.field(default_factory=list)
+
+    @property
+    def known(self) -> bool:
+        return all(span.known for half in self.halves for span in half.spans)
+
+
+def streams_of(iteration: Running) -> list[StreamRecord]:
+    """What each stream ran and took, beside predictions for that very work by the model that it was decided with."""
+    model, halves = iteration.model, iteration.halves
+    steps = max(len(half.spans) for half in halves)
+    terms = [model.terms(*_rows(half, steps), half.logits_rows, half.tpcs) for half in halves]
+    streams = []
+    for index, half in enumerate(halves):
+        beside = terms[1 - index] if iteration.concurrent and len(halves) == 2 else None
+        prediction = model.predict(terms[index], beside)
+        own = slice(len(half.spans))
+        streams.append(
+            StreamRecord(
+                phase=half.phase,
+                tpcs=half.tpcs,
+                q=half.q,
+                c=half.c,
+                logits_rows=half.logits_rows,
+                step_start_s=[span.start_s - iteration.time_s for span in half.spans],
+                step_end_s=[span.end_s - iteration.time_s for span in half.spans],
+                predicted_s=prediction.mean_s[own].tolist(),
+                upper_s=prediction.upper_s[own].tolist(),
+                roofline_s=prediction.roofline_s[own].tolist(),
+            )
+        )
+    return streams
+
+
+def _rows(half: Half, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """(q, c) as int [steps, n]: a decode's context grows by one with each step, a prefill's stays."""
+    q = np.asarray(half.q, dtype=np.int64)
+    c = np.asarray(half.c, dtype=np.int64)
+    grown = np.arange(steps, dtype=np.int64)[:, None] if half.phase == "decode" else np.zeros((steps, 1), np.int64)
+    return np.broadcast_to(q, (steps, len(q))), c + grown
