@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,19 @@ def bind(path: Path) -> None:
 
 @pytest.mark.parametrize("runtime", ["", "/nonexistent/directory", "relative", "LONG", "GOOD"])
 def test_private_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str) -> None:
-    base = {"LONG": tmp_path / ("x" * 120), "GOOD": tmp_path}.get(runtime)
+    good = Path(tempfile.mkdtemp(dir="/tmp", prefix="run-"))  # short, however deep tmp_path is
+    base = {"LONG": tmp_path / ("x" * 120), "GOOD": good}.get(runtime)
     if base is not None:
         base.mkdir(exist_ok=True)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(base or runtime))
     directory = PrivateDirectory()
     try:
         assert directory.path.stat().st_mode & 0o777 == 0o700
-        assert directory.path.parent == (tmp_path if runtime == "GOOD" else Path("/tmp"))
+        assert directory.path.parent == (good if runtime == "GOOD" else Path("/tmp"))
         assert check_address(directory.address) == f"ipc://{directory.path}/learner"
     finally:
         directory.remove()
+        good.rmdir()
 
 
 def test_removed_with_its_socket_and_only_once(base: Path) -> None:

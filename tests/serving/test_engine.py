@@ -19,7 +19,8 @@ import json, sys
 import psutil, sglang
 
 def learners():
-    return [p.pid for p in psutil.Process().children(recursive=True) if "learner" in " ".join(p.cmdline())]
+    alive = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p.pid for p in alive if "learner" in " ".join(p.cmdline())]
 
 def main():
     model, state = sys.argv[1:3]

@@ -1,17 +1,15 @@
-"""Greedy output is stock SGLang's, token for token, however prefill and decode share the device."""
+"""How conflux's output is compared with stock SGLang's, token for token."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-
-import pytest
+from collections.abc import Sequence
+from pathlib import Path
 
 from tests.servers import Server
 from tests.serving import workload
 from tests.tiny import make_tiny_model
-
-pytestmark = pytest.mark.server
 
 STRICT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
@@ -34,42 +32,22 @@ class Case:
 
 
 SPATIAL = ("--conflux-mode", "spatial", "--conflux-max-look-ahead", "8")
-CASES = (
-    Case("auto", ("--chunked-prefill-size", "256")),
-    Case("spatial, chunk 64", (*SPATIAL, "--chunked-prefill-size", "64")),
-    Case("random mode and steps", ("--conflux-mode", "random", "--chunked-prefill-size", "64"), ends_everywhere=True),
-    Case("page 16", (*SPATIAL, "--chunked-prefill-size", "256", "--page-size", "16")),
-    Case(
-        "no overlap, no radix cache",
-        (*SPATIAL, "--chunked-prefill-size", "256", "--disable-overlap-schedule", "--disable-radix-cache"),
-    ),
-    Case(
-        "small pool",
-        ("--conflux-mode", "random", "--chunked-prefill-size", "256", "--schedule-conservativeness", "0.05"),
-        pool=1500,
-        longest=300,
-        most_new=160,
-    ),
-)
-
-
 SEEDED = [
     workload.Request((9, 8, 7 + seed), {"temperature": 0.8, "sampling_seed": seed, "max_new_tokens": 12})
     for seed in range(3)
 ]
 
 
-@pytest.fixture(scope="module")
-def model():
+def tiny_model() -> Path:
     return make_tiny_model(eos_token_ids=EOS)
 
 
-@pytest.fixture(scope="module")
-def stock(model):
-    """What stock says to every case's requests; one server, since its output depends on none of the cases' flags."""
-    expected = {}
-    with Server(model, max_total_tokens=POOL, args=("--chunked-prefill-size", "256"), env=STRICT) as server:
-        for longest, most_new in {(case.longest, case.most_new) for case in CASES}:
+def stock_reference(cases: Sequence[Case]) -> dict[object, list[workload.Outcome]]:
+    """What stock says to the cases' requests; one server, since its output depends on none of their flags."""
+    expected: dict[object, list[workload.Outcome]] = {}
+    args = ("--chunked-prefill-size", "256")
+    with Server(tiny_model(), max_total_tokens=POOL, args=args, env=STRICT) as server:
+        for longest, most_new in {(case.longest, case.most_new) for case in cases}:
             expected[longest, most_new] = workload.run(server, _work(longest, most_new))
         once, again = (workload.run(server, SEEDED, streams=1) for _ in range(2))
         if once == again:
@@ -84,12 +62,12 @@ def _work(longest: int, most_new: int) -> list[workload.Request]:
     return [*work, *(dataclasses.replace(request, sampling=stop) for request in work[:2])]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_tokens_are_stocks(case, model, stock, tmp_path):
+def check(case: Case, stock: dict[object, list[workload.Outcome]], state_dir: Path) -> None:
+    """Serve the case's requests three times, aborts in between, and leave the pool as empty as stock does."""
     work, expected = _work(case.longest, case.most_new), stock[case.longest, case.most_new]
-    args = (*case.args, "--conflux-state-dir", str(tmp_path))
+    args = (*case.args, "--conflux-state-dir", str(state_dir))
     env = STRICT | dict(case.env) | {"CONFLUX_TESTING": "1"}
-    with Server(model, backend="conflux", max_total_tokens=case.pool, args=args, env=env) as server:
+    with Server(tiny_model(), backend="conflux", max_total_tokens=case.pool, args=args, env=env) as server:
         workload.assert_same(expected, workload.run(server, work), "first round")
         if "seeded" in stock:  # stock reproduces them itself
             workload.assert_same(stock["seeded"], workload.run(server, SEEDED, streams=1), "with a seed")
@@ -102,18 +80,6 @@ def test_tokens_are_stocks(case, model, stock, tmp_path):
         log = server.log_text()
     assert "Traceback" not in log
     _assert_exercised(case, state, log)
-
-
-def test_tensor_parallel_ranks_agree(model, stock, tmp_path):
-    """Two ranks, each with a clock of its own, and one plan; a mode drawn anew for every iteration."""
-    work, expected = _work(700, 48)[::4], stock[700, 48][::4]
-    args = ("--tp-size", "2", "--conflux-mode", "random", "--chunked-prefill-size", "256")
-    env = STRICT | {"CONFLUX_TESTING": "1"}
-    state = ("--conflux-state-dir", str(tmp_path))
-    with Server(model, backend="conflux", max_total_tokens=POOL, args=(*args, *state), env=env) as server:
-        workload.assert_same(expected, workload.run(server, work), "two ranks")
-        assert _state(server)["decisions"]["spatial"] > 0
-        assert_pool_empty(server, POOL)
 
 
 def _until_ends_everywhere(server: Server, work, expected) -> None:
