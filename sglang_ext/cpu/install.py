@@ -40,7 +40,7 @@ def read_requirements(path: Path = REQUIREMENTS) -> list[str]:
 
 
 def pip_install(requirements: list[str], *options: str) -> None:
-    # Byte code is left to the first import: compiling all of these packages takes longer than unpacking them.
+    # pip compiles what it installs: SGLang is imported by many processes, some where Python may write no byte code.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
     print(f"installing {', '.join(requirements)} …", flush=True)
     subprocess.run([*pip, *options, *requirements], check=True)
