@@ -32,7 +32,7 @@ def spatial(tmp_path_factory):
 def test_every_token_is_an_event_of_its_own_in_its_own_time(spatial):
     """No bursts: a token follows the one before after at least half of its step's measured time.
 
-    A window's tokens handed over at once would come early in seven of eight cases. One in twenty may: client, HTTP and
+    A window's tokens handed over at once would come early in seven of eight cases. One in ten may: client, HTTP and
     detokenizer share two cores with the forward, and a token that they delay shortens the next gap.
     """
     server, record = spatial
@@ -57,7 +57,7 @@ def test_every_token_is_an_event_of_its_own_in_its_own_time(spatial):
     assert sum(spatial for _, spatial in steps) >= 40
     gaps = [b - a for a, b in zip(outcome.arrivals_s, outcome.arrivals_s[1:], strict=False)]
     early = [(i, gap, took) for i, (gap, (took, _)) in enumerate(zip(gaps, steps, strict=True)) if gap < 0.5 * took]
-    assert len(early) <= len(gaps) // 20, f"{len(early)} of {len(gaps)} tokens came early, first: {early[0]}"
+    assert len(early) <= len(gaps) // 10, f"{len(early)} of {len(gaps)} tokens came early, first: {early[0]}"
 
 
 def _steps_of_the_longest(iterations) -> list[tuple[float, bool]]:
