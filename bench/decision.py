@@ -20,7 +20,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-import learner
 from learner.columns import DECODE, LOG_FEATURES, PHASES, PREFILL
 from learner.device import DeviceProfile
 from learner.latency import LatencyModel
@@ -69,7 +68,6 @@ CASES = (
 
 def learnt_model() -> LatencyModel:
     """The H200's roofline with a snapshot whose every part is in use, so that predicting costs what it will cost."""
-    profile = (Path(learner.__file__).parent / "profiles" / "h200.json").read_bytes()
     plain = Snapshot.roofline()
     numbers = np.random.default_rng(0)
     snapshot = msgspec.structs.replace(
@@ -81,7 +79,7 @@ def learnt_model() -> LatencyModel:
         nearby=newest(numbers).ravel().tolist(),
         nearby_weight=[1.0] * len(plain.nearby_weight),
     )
-    return LatencyModel(QWEN3_8B, msgspec.json.decode(profile, type=DeviceProfile), snapshot)
+    return LatencyModel(QWEN3_8B, DeviceProfile.shipped("h200"), snapshot)
 
 
 def newest(numbers: np.random.Generator) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -42,10 +41,6 @@ class BlockingDevice:
     def _run(self, function: Callable[[], Any]) -> Any:
         with self._context():
             return function()
-
-    @property
-    def thread(self) -> threading.Thread | None:
-        return next(iter(self._pool._threads), None)
 
 
 def make_launcher(device: str, context: Callable[[], AbstractContextManager[Any]]) -> Launcher:

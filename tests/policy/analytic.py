@@ -4,37 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-import learner
+from bench.decision import QWEN3_8B
 from learner.decodes import Decoding
 from learner.device import DeviceProfile
 from learner.latency import LatencyModel, Prediction, Terms
-from learner.shape import ModelShape
 from learner.snapshot import Snapshot
 from sglang_ext.policy.types import Situation
-
-QWEN3_8B = ModelShape(
-    name="Qwen3-8B",
-    layers=36,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=12288,
-    vocabulary=151936,
-)
 
 
 @lru_cache(maxsize=1)
 def h200() -> LatencyModel:
     """The real model, unlearnt, on the recorded H200."""
-    profile = Path(learner.__file__).parent / "profiles" / "h200.json"
-    return LatencyModel(QWEN3_8B, msgspec.json.decode(profile.read_bytes(), type=DeviceProfile))
+    return LatencyModel(QWEN3_8B, DeviceProfile.shipped("h200"))
 
 
 def corrected(seed: int, scale: float = 0.3) -> LatencyModel:
