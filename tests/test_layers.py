@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 OURS = {"learner", "sglang_ext", "bench", "native", "tests"}
+# Folders that are installed as packages of another name.
+PACKAGES = {"native/conflux_native": "conflux_native"}
 
 # Third parties that each layer may import. The standard library and the layer itself are always allowed.
 POLICY_MAY = {"numpy", "learner"}
@@ -38,6 +40,9 @@ def imports(path: Path, types: bool = True) -> tuple[str, ...]:
     Without ``types`` what it imports for type checkers alone, under ``if TYPE_CHECKING``, is left out.
     """
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for folder, name in PACKAGES.items():
+        if package[:2] == tuple(folder.split("/")):
+            package = (name, *package[2:])
     tree = ast.parse(path.read_text(encoding="utf-8"))
     if not types:
         tree = WithoutTypes().visit(tree)
@@ -77,7 +82,18 @@ def test_policy_imports_learner_and_numpy_alone() -> None:
     assert strangers("sglang_ext/policy", POLICY_MAY, "sglang_ext.policy") == []
 
 
-@pytest.mark.parametrize("folder", ["learner", "sglang_ext"])
+def test_native_imports_the_standard_library_alone() -> None:
+    assert "errors.py" in {path.name for path in sources("native/conflux_native")}
+    assert strangers("native", set(), "conflux_native") == []
+
+
+@pytest.mark.parametrize("folder", ["learner", "sglang_ext/policy"])
+def test_native_is_for_sglang_ext_alone(folder: str) -> None:
+    found = [(path.name, name) for path in sources(folder) for name in imports(path)]
+    assert [pair for pair in found if pair[1].split(".")[0] == "conflux_native"] == []
+
+
+@pytest.mark.parametrize("folder", ["learner", "sglang_ext", "native"])
 def test_nothing_installed_imports_the_benchmarks_or_the_tests(folder: str) -> None:
     found = [(path.name, name) for path in sources(folder) for name in imports(path)]
     assert [pair for pair in found if pair[1].split(".")[0] in ("bench", "tests")] == []

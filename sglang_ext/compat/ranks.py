@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+import torch.distributed
 from sglang.srt.utils import broadcast_pyobj
 
 if TYPE_CHECKING:
@@ -21,3 +22,15 @@ def agree(scheduler: Scheduler, decide: Callable[[], T]) -> T:
     mine = [decide()] if ranks.tp_rank == 0 else []
     group = scheduler.tp_group
     return broadcast_pyobj(mine, group.rank, scheduler.tp_cpu_group, src=group.ranks[0])[0]
+
+
+def common(scheduler: Scheduler, levels: tuple[int, ...]) -> tuple[int, ...]:
+    """The levels that every rank's GPU offers, ascending: a partition that one of them lacks would end in a deadlock.
+
+    Called once by every rank, at the start.
+    """
+    if scheduler.ps.tp_size == 1:
+        return levels
+    offered: list[tuple[int, ...]] = [()] * scheduler.ps.tp_size
+    torch.distributed.all_gather_object(offered, levels, group=scheduler.tp_cpu_group)
+    return tuple(sorted(set(levels).intersection(*offered)))

@@ -55,10 +55,11 @@ class ConfluxScheduler(Scheduler):
             return cls.__mro__[1](server_args, *args, **kwargs)
         return super().__new__(cls)
 
-    def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, server_args: Any, port_args: Any, gpu_id: int, *args: Any, **kwargs: Any) -> None:
         if server_args.device == "cpu":
             serve_grammars_on_cpu()
-        super().__init__(server_args, *args, **kwargs)
+        self.sm_control = setup.choose_sm_control(server_args, gpu_id)
+        super().__init__(server_args, port_args, gpu_id, *args, **kwargs)
         self.launcher = make_launcher(self.device, DynamicGradMode)
         self.controller = setup.make_controller(self)
         self._planner = Planner(self)
