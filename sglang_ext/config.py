@@ -22,6 +22,7 @@ SM_CONTROLS = ("auto", "smctrl", "green", "none")
 SWITCH = ("on", "off")
 
 MIN_TBT_SLO_MS = 5.0
+MOST_LOOK_AHEAD = 64
 MAX_SLO_MS = 1e9
 
 
@@ -54,7 +55,8 @@ OPTIONS: tuple[Option, ...] = (
         "chunked, spatial and reserved force one; duet is DuetServe's algorithm as published (default: auto)",
     ),
     Option("fixed_split", None, "TPCS", "give decode this many TPCs in every spatial iteration (default: decided)"),
-    Option("max_look_ahead", 8, "K", "most decode steps launched ahead of the host (default: 8)"),
+    Option("max_look_ahead", None, "K", "most decode steps launched ahead of the host (default: 64 where prefill and "
+           "decode run at once, else 8)"),
     Option("sm_control", "auto", "WAY", "auto, smctrl (stream masks), green (green contexts) or none (default: auto)"),
     Option("learner", "on", "on|off|ADDRESS", "learn latencies from live timings, in a process of its own or at a ZMQ "
            "address where `conflux learner` runs (default: on)"),
@@ -72,7 +74,7 @@ class Config:
     ttft_slo_s: float = 2.0
     mode: str = "auto"
     fixed_split: int | None = None
-    max_look_ahead: int = 8
+    max_look_ahead: int | None = None
     sm_control: str = "auto"
     learner: str = "on"
     explore: bool = True
@@ -103,18 +105,34 @@ class Config:
         tbt_slo_ms = positive_ms("--conflux-tbt-slo-ms", value["tbt_slo_ms"])
         if tbt_slo_ms < MIN_TBT_SLO_MS:
             raise ConfigError(f"--conflux-tbt-slo-ms must be at least {MIN_TBT_SLO_MS:g}, got {tbt_slo_ms:g}")
+        steps = value["max_look_ahead"]
+        if steps is not None:
+            steps = _integer("--conflux-max-look-ahead", steps, least=1, most=MOST_LOOK_AHEAD)
         return cls(
             tbt_slo_s=tbt_slo_ms / 1e3,
             ttft_slo_s=positive_ms("--conflux-ttft-slo-ms", value["ttft_slo_ms"]) / 1e3,
             mode=mode,
             fixed_split=split,
-            max_look_ahead=_integer("--conflux-max-look-ahead", value["max_look_ahead"], least=1, most=64),
+            max_look_ahead=steps,
             sm_control=_choice("--conflux-sm-control", value["sm_control"], SM_CONTROLS),
             learner=_learner(value["learner"]),
             explore=_switch("--conflux-explore", value["explore"]),
             state_dir=_state_dir(value["state_dir"]),
             record=_record(value["record"]),
         )
+
+    @property
+    def two_halves(self) -> bool:
+        """Whether the mode runs windows, whose halves run at once where the device can.
+
+        ``auto`` does not yet: that concurrent windows are exact has not been shown on a GPU.
+        """
+        return self.mode in ("spatial", "reserved", "duet")
+
+    def look_ahead(self, concurrent: bool) -> int:
+        """The most decode steps ahead of the host. Beside a prefill they must outlast it; in front of one each of
+        them makes it wait."""
+        return self.max_look_ahead or (MOST_LOOK_AHEAD if concurrent else 8)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

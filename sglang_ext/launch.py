@@ -43,5 +43,11 @@ class BlockingDevice:
             return function()
 
 
-def make_launcher(device: str, context: Callable[[], AbstractContextManager[Any]]) -> Launcher:
-    return QueueingDevice() if device == "cuda" else BlockingDevice(context)
+def make_launchers(device: str, context: Callable[[], AbstractContextManager[Any]]) -> tuple[Launcher, Launcher]:
+    """(for decode steps, for a window's prefill).
+
+    A GPU's decode steps are launched at once, but an eager prefill keeps the host busy for longer than a decode step
+    takes: it is launched by a thread, so that tokens are taken meanwhile. On a CPU one thread runs both, in order.
+    """
+    behind = BlockingDevice(context)
+    return (QueueingDevice(), behind) if device == "cuda" else (behind, behind)

@@ -7,8 +7,10 @@ and weight update see only states that stock has too.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,26 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
     from sglang_ext.compat.scheduler import ConfluxScheduler
+    from sglang_ext.timing import Span
 
 
 class Window:
-    """``steps`` queued decode steps of ``running``, whose slots must fit."""
+    """Decode steps of ``running``, at most as many as ``locations`` [requests, steps], their KV slots, has columns.
 
-    def __init__(self, scheduler: ConfluxScheduler, running: ScheduleBatch, steps: int) -> None:
+    ``launch_step`` launches one of them; its future gives the result, the batch to process it with, what it holds on
+    to, and its times.
+    """
+
+    def __init__(
+        self,
+        scheduler: ConfluxScheduler,
+        running: ScheduleBatch,
+        locations: torch.Tensor,
+        launch_step: Callable[[ScheduleBatch], Future[Any]],
+    ) -> None:
         self._scheduler = scheduler
         self._running = running
+        self._start = copy.copy(running)
         self._requests: list[Req] = running.reqs[:]
         self._base: list[int] = running.seq_lens_cpu.tolist()
         for request, length in zip(self._requests, self._base, strict=True):
@@ -37,38 +51,52 @@ class Window:
                     f"request {request.rid} has {length} tokens, {request.kv_committed_len} committed and "
                     f"{request.kv.kv_allocated_len} allocated KV slots: an iteration was not drained before a window"
                 )
-        self._locations = kv.allocate_ahead(scheduler, running, steps)
+        self._locations = locations
+        self._launch_step = launch_step
         self._launched: list[Future[Any]] = []
         self._given_back: list[torch.Tensor] = []
-        self.size = steps
         self.accepted = 0
         self.discarded_tokens = 0
         self.returned_slots = 0
         self.ends: list[int] = []
+        self.spans: list[Span] = []
 
-    def launch_all(self) -> None:
-        """Queue every step. No token value is read on the host before the last one is launched."""
-        scheduler = self._scheduler
-        for index in range(self.size):
-            step = batches.decode_step(self._running, index, self._locations)
-            self._launched.append(scheduler.launcher.launch(lambda step=step: scheduler.run_stock(step)))
+    @property
+    def launched(self) -> int:
+        return len(self._launched)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a launched step's tokens have not been taken."""
+        return self.accepted < self.launched
+
+    @property
+    def can_grow(self) -> bool:
+        return self.launched < self._locations.shape[1] and not all(request.finished() for request in self._requests)
+
+    def launch(self, steps: int) -> None:
+        """Queue ``steps`` more. No token value is read on the host in between."""
+        for index in range(self.launched, self.launched + steps):
+            self._launched.append(self._launch_step(batches.decode_step(self._start, index, self._locations)))
         # The running batch goes on from behind the window.
-        batches.advance(self._running, self.size)
+        batches.advance(self._running, steps)
         self._running.input_ids = None
         self._running.out_cache_loc = None
 
-    def accept_all(self) -> None:
-        """Take each step's tokens as it finishes: append, check for the end, stream."""
-        for _ in range(self.size - self.accepted):
-            self._accept_next()
+    def top_up(self, queued: int) -> None:
+        """Keep ``queued`` steps launched beyond those taken, as far as there is room."""
+        while self.launched - self.accepted < queued and self.can_grow:
+            self.launch(1)
 
-    def _accept_next(self) -> None:
+    def accept_next(self) -> None:
+        """Take the next step's tokens when it has finished: append, check for the end, stream."""
         scheduler = self._scheduler
-        result, batch, _ = self._launched[self.accepted].result()
+        result, batch, _, span = self._launched[self.accepted].result()
+        self.spans.append(span)
         live = [not request.finished() for request in self._requests]
         self.discarded_tokens += live.count(False)
         # As in stock's overlap, the KV of this step's token counts as written: the next step writes it.
-        own = min(self.accepted + 2, self.size)
+        own = min(self.accepted + 2, self.launched)
         for request, length, alive in zip(self._requests, self._base, live, strict=True):
             if alive:
                 request.kv_committed_len = request.kv.kv_allocated_len = length + own
@@ -78,12 +106,18 @@ class Window:
         for index, request in enumerate(self._requests):
             if live[index] and request.finished():
                 self.ends.append(self.accepted)
-                first = kv.ceil_to(self._base[index] + own, scheduler.page_size) - self._base[index]
-                if first < self.size:
-                    self._given_back.append(self._locations[index, first:])
+                self._give_back(index, own)
+
+    def _give_back(self, index: int, own: int) -> None:
+        first = kv.ceil_to(self._base[index] + own, self._scheduler.page_size) - self._base[index]
+        if first < self._locations.shape[1]:
+            self._given_back.append(self._locations[index, first:])
 
     def close(self) -> None:
-        """Free what finished requests did not need."""
+        """Free what finished requests did not need, and what no step was launched for."""
+        for index, request in enumerate(self._requests):
+            if not request.finished():
+                self._give_back(index, self.launched)
         self.returned_slots = sum(len(locations) for locations in self._given_back)
         kv.free(self._scheduler, self._given_back)
         self._given_back = []
@@ -100,7 +134,7 @@ class WindowStats:
     returned_slots: int = 0
 
     def add(self, window: Window) -> None:
-        self.by_size[window.size] += 1
+        self.by_size[window.accepted] += 1
         self.ends_at_step.update(window.ends)
         self.discarded_tokens += window.discarded_tokens
         self.returned_slots += window.returned_slots

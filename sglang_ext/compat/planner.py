@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ _MATCH_HEAD = 32
 _MATCH_AGE_S = 0.25
 _WAITING_SEEN = 64
 _LONGEST_TTFT_S = 60.0
+# A chunk's forward is launched kernel by kernel there, which takes the host as long as hundreds of tokens take the GPU.
+_LEAST_CHUNK_ON_GPU = 32
 
 
 class Planner:
@@ -75,7 +78,7 @@ class Planner:
             new.append(max(_tokens(req) - req.conflux.cached, 1))
             cached.append(req.conflux.cached)
         decodes = 0 if running.is_empty() else running.batch_size()
-        page = scheduler.page_size
+        page = math.lcm(scheduler.page_size, _LEAST_CHUNK_ON_GPU if scheduler.device == "cuda" else 1)
         budget = min(self._chunk - decodes, scheduler.max_prefill_tokens) // page * page
         controller = scheduler.controller
         return Situation(
@@ -94,7 +97,7 @@ class Planner:
         """How many steps this batch could decode ahead: by its own end, its context and the KV pool."""
         scheduler, lengths = self._scheduler, running.seq_lens_cpu
         most = min(
-            scheduler.controller.config.max_look_ahead,
+            scheduler.controller.settings.max_look_ahead,
             batches.remaining_tokens(running.reqs),
             scheduler.model_config.context_len - int(lengths.max()),
         )

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.scheduler import NextBatchPlan, Scheduler
-from sglang.srt.utils.common import DynamicGradMode
 
 from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv, setup
 from sglang_ext.compat.planner import Planner
 from sglang_ext.compat.ranks import agree
+from sglang_ext.compat.windows import Windows
 from sglang_ext.cpu.grammar import serve_grammars_on_cpu
 from sglang_ext.iteration import Half, Running
-from sglang_ext.launch import make_launcher
 from sglang_ext.policy.types import Decision, Situation
 from sglang_ext.slo import Progress
 from sglang_ext.timing import Span
-from sglang_ext.window import Window, WindowStats
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -59,15 +58,16 @@ class ConfluxScheduler(Scheduler):
         if server_args.device == "cpu":
             serve_grammars_on_cpu()
         self.sm_control = setup.choose_sm_control(server_args, gpu_id)
-        super().__init__(server_args, port_args, gpu_id, *args, **kwargs)
-        self.launcher = make_launcher(self.device, DynamicGradMode)
+        with setup.lanes_for(self.sm_control, server_args, gpu_id) as make_lanes:
+            super().__init__(server_args, port_args, gpu_id, *args, **kwargs)
+        self.lanes = make_lanes(self)
         self.controller = setup.make_controller(self)
-        self._planner = Planner(self)
-        self._spans: list[Span] = []
+        self.planner = Planner(self)
+        self._span = threading.local()
         self._plan: Plan | None = None
         self._decode_owed = False
         self.waited_s = 0.0
-        self.windows = WindowStats()
+        self.windows = Windows(self)
         self._time_forwards()
         if not self.batch_result_processor.enable_overlap:
             # Without it a request that finished in a window would be processed again at the window's next step.
@@ -77,8 +77,7 @@ class ConfluxScheduler(Scheduler):
         original, clock = self.model_worker.forward_batch_generation, self.controller.clock
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            span = clock.start()
-            self._spans.append(span)
+            span = self._span.last = clock.start()
             result = original(*args, **kwargs)
             clock.stop(span)
             return result
@@ -108,8 +107,8 @@ class ConfluxScheduler(Scheduler):
         if self._decode_owed and not running_batch.is_empty() and self._can_decode(running_batch):
             self._decode_owed = False
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-        self._planner.order_waiting()
-        situation = self._planner.situation(running_batch)
+        self.planner.order_waiting()
+        situation = self.planner.situation(running_batch)
         decision = agree(self, lambda: self.controller.decide(situation))
         if decision.prefill_tokens == 0:
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
@@ -129,7 +128,7 @@ class ConfluxScheduler(Scheduler):
             if obstacle is None:
                 self._plan.running = plan.running_batch
                 return plan
-            self._fall_back(obstacle, self._plan)
+            self.fall_back(obstacle, self._plan)
             if decision.reason == "forced":
                 # Mixing a prefill that was sized for a window would break the target that it was sized for.
                 self._decode_owed = True
@@ -147,11 +146,11 @@ class ConfluxScheduler(Scheduler):
                 return NextBatchPlan(batch_to_run=new, running_batch=batches.mix(new, running))
             obstacle = "mix_memory"
         # Stock's own path: this prefill alone; the decodes come next.
-        self._fall_back(obstacle, self._plan)
+        self.fall_back(obstacle, self._plan)
         self._decode_owed = True
         return plan
 
-    def _fall_back(self, reason: str, plan: Plan) -> None:
+    def fall_back(self, reason: str, plan: Plan) -> None:
         self.controller.fell_back(reason)
         plan.mode, plan.reason = "temporal", f"fallback:{reason}"
 
@@ -180,75 +179,24 @@ class ConfluxScheduler(Scheduler):
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         plan, self._plan = self._plan, None
         if plan is not None and plan.running is not None:
-            steps = self._open_window(plan)
+            steps, spare = self.windows.room(plan)
             if steps:
-                return self._run_window(batch, plan, steps)
+                return self.windows.run(batch, plan, steps, spare)
             self._decode_owed = not plan.running.is_empty()
-        iteration = self._begin(plan, batch)
+        iteration = self.begin(plan, batch)
         phase, q, c, rows = batches.work_of(batch)
-        self._spans = []
         result = super().run_batch(batch, *args, **kwargs)
         iteration.learnable = result.delay_sample_func is None
-        iteration.halves.append(Half(phase, self.controller.model.total_tpcs, q, c, rows, self._spans))
+        iteration.halves.append(Half(phase, self.controller.model.total_tpcs, q, c, rows, [self._span.last]))
         self.controller.launched(iteration)
         self.waited_s = 0.0
         return result
 
-    def run_stock(self, batch: ScheduleBatch) -> tuple[Any, ScheduleBatch, Any]:
-        """Stock's forward of one step, what its result will be processed with, and what it holds on to.
+    def run_stock(self, batch: ScheduleBatch) -> tuple[Any, Span]:
+        """Stock's forward of a batch, on the streams that are the scheduler's now, and its times."""
+        return super().run_batch(batch), self._span.last
 
-        Stock keeps the tensors of two forwards alive; a window has more of them in flight.
-        """
-        result = super().run_batch(batch)
-        held = self.batch_record_buf[self.batch_record_ct] if self.enable_overlap else None
-        return result, batch.copy(), held
-
-    def _open_window(self, plan: Plan) -> int:
-        """Steps that fit now that the prefill has its slots: 0 sends the prefill alone, counted."""
-        running = plan.running
-        batches.shrink(running)
-        if running.is_empty():
-            plan.mode, plan.reason = "temporal", "idle"
-            return 0
-        wanted = plan.decision.look_ahead_steps
-        steps = min(wanted, self._planner.most_steps(running))
-        if steps and not kv.make_room(self, kv.look_ahead_slots(running.seq_lens_cpu, steps, self.page_size)):
-            steps = 0
-        if not steps:
-            self._fall_back("window_memory", plan)
-        elif steps < wanted:
-            self.controller.fell_back("window_shrunk")
-        return steps
-
-    def _run_window(self, batch: ScheduleBatch, plan: Plan, steps: int) -> Any:
-        running, decision = plan.running, plan.decision
-        iteration = self._begin(plan, running)
-        decode = Half("decode", decision.decode_tpcs, [1] * len(running.reqs), running.seq_lens_cpu.tolist(),
-                      len(running.reqs), [])  # fmt: skip
-        phase, q, c, rows = batches.work_of(batch)
-        prefill = Half(phase, decision.prefill_tpcs, q, c, rows, [])
-        self._spans = []
-        window = Window(self, running, steps)
-        window.launch_all()
-        # A decode graph leaves its read-done event behind; the prefill must be fenced as a whole.
-        launched = self.launcher.launch(lambda: self._run_prefill(batch))
-        window.accept_all()
-        result = launched.result()
-        window.close()
-        self.windows.add(window)
-        batches.shrink(running)
-        decode.spans, prefill.spans = self._spans[:steps], self._spans[steps:]
-        iteration.halves += [decode, prefill]
-        left_s = prefill.spans[-1].end_s - decode.spans[-1].end_s if iteration.known else decision.left_s
-        self.waited_s = max(left_s, 0.0)
-        self.controller.launched(iteration)
-        return result
-
-    def _run_prefill(self, batch: ScheduleBatch) -> Any:
-        self.model_worker.war_fastpath_runner.war_fastpath_read_done_event = None
-        return super().run_batch(batch)
-
-    def _begin(self, plan: Plan | None, batch: ScheduleBatch) -> Running:
+    def begin(self, plan: Plan | None, batch: ScheduleBatch) -> Running:
         config = self.controller.config
         if plan is None:
             slo_s = min((req.conflux.tbt_slo_s for req in batch.reqs), default=config.tbt_slo_s)
@@ -284,8 +232,9 @@ class ConfluxScheduler(Scheduler):
     def get_internal_state(self, recv_req: Any) -> Any:
         output = super().get_internal_state(recv_req)
         output.internal_state["conflux"] = self.controller.state() | {
-            "windows": self.windows.to_dict(),
+            "windows": self.windows.stats.to_dict(),
             "pool": kv.pool_state(self),
+            "lanes": self.lanes.state(),
         }
         return output
 

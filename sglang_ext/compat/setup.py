@@ -8,6 +8,8 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +19,15 @@ from learner.latency import LatencyModel
 from learner.record_file import RecordWriter
 from learner.records import Header
 from learner.shape import ModelShape
+from sglang_ext.compat.graphs import decode_graphs_on
+from sglang_ext.compat.lanes import ATTENTION_BACKENDS, GpuLanes
 from sglang_ext.compat.ranks import common
 from sglang_ext.config import RANDOM, Config
 from sglang_ext.controller import Controller
 from sglang_ext.device import device_profile
+from sglang_ext.lanes import Lanes, OneLane, RandomLane
 from sglang_ext.metrics import Metrics
 from sglang_ext.policy.types import Settings
-from sglang_ext.sm import TWO_STREAMS
 from sglang_ext.sm.select import Chosen, choose
 from sglang_ext.timing import make_clock
 
@@ -46,6 +50,48 @@ def choose_sm_control(server_args: Any, gpu_id: int) -> Chosen:
     )
 
 
+@contextmanager
+def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callable[[Scheduler], Lanes]]:
+    """Around SGLang's own set-up of a scheduler; gives what makes its lanes once that is done.
+
+    Meanwhile stock's decode graphs are captured at high priority, so that a step beside a prefill is served first.
+    """
+    obstacle = _one_lane(chosen, server_args)
+    if obstacle is not None:
+        random = _config(server_args).mode == RANDOM
+        yield lambda scheduler: RandomLane(seed=0) if random else OneLane(obstacle)
+        return
+    # An eager prefill would else be copied into buffers that the decode graphs read.
+    os.environ["SGLANG_EAGER_INPUT_NO_COPY"] = "1"
+    torch.cuda.set_device(gpu_id)
+    control = chosen.control
+    decode = control.reserve(control.levels[0]).decode
+    with decode_graphs_on(decode, torch.cuda.Stream(priority=decode.priority)):
+        yield lambda scheduler: GpuLanes(scheduler, control)
+
+
+def _one_lane(chosen: Chosen, server_args: Any) -> str | None:
+    """Why the halves of a window cannot run at once, or None."""
+    backends = {
+        server_args.attention_backend,
+        server_args.prefill_attention_backend or server_args.attention_backend,
+        server_args.decode_attention_backend or server_args.attention_backend,
+    }
+    if server_args.device != "cuda":
+        return f"a {server_args.device.upper()} has no SMs to share"
+    if not _config(server_args).two_halves:
+        return "the mode runs no windows"
+    if not chosen.control.levels:
+        return "there is no SM control"
+    if server_args.tp_size > 1:
+        return "with --tp-size above 1 both would use one communicator"
+    if not backends <= set(ATTENTION_BACKENDS):
+        return f"--attention-backend must be {' or '.join(ATTENTION_BACKENDS)} for that"
+    if server_args.disable_cuda_graph or server_args.disable_decode_cuda_graph:
+        return "decode steps without CUDA graphs keep the host too busy"
+    return None
+
+
 def make_controller(scheduler: Scheduler) -> Controller:
     """Rank 0 learns, records and counts; the others take its decisions and time nothing for anybody."""
     config, address = _config(scheduler.server_args), scheduler.server_args._conflux.get("learner_address")
@@ -65,22 +111,20 @@ def make_controller(scheduler: Scheduler) -> Controller:
         ttft_slo_s=config.ttft_slo_s,
         versions=_versions(),
     )
-    levels = common(scheduler, scheduler.sm_control.control.levels)
+    lanes = scheduler.lanes
+    levels = common(scheduler, lanes.levels if lanes.concurrent else scheduler.sm_control.control.levels)
     settings = Settings(
         mode="auto" if config.mode == RANDOM else config.mode,
-        concurrent=TWO_STREAMS and bool(levels),
+        concurrent=lanes.concurrent and bool(levels),
         levels=levels,
         # What was asked for may not be possible; then the one level is the nearest that is.
         fixed_split=levels[0] if levels and config.fixed_split else config.fixed_split,
-        max_look_ahead=config.max_look_ahead,
+        max_look_ahead=config.look_ahead(lanes.concurrent),
         explore=config.explore,
     )
-    if config.mode in ("spatial", "reserved", "duet") and not settings.concurrent:
-        logger.warning(
-            "conflux: this %s runs one stream at a time: in %s mode prefill and decode run one after the other",
-            scheduler.device.upper(),
-            config.mode,
-        )
+    if config.two_halves and not settings.concurrent:
+        why = lanes.state().get("reason", "no decode graphs could be captured for partitions")
+        logger.warning("conflux: in %s mode prefill and decode run one after the other: %s", config.mode, why)
     return Controller(
         config,
         header,

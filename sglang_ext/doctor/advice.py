@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from sglang_ext.doctor.facts import SCHEMA, Advice, Facts, Report, Serving
-from sglang_ext.sm import TWO_STREAMS
 
 MIXED, WINDOWS = ("temporal", "chunked"), ("spatial", "reserved", "duet")
 OLD_PROFILE_S = 180 * 86400.0
@@ -21,11 +20,11 @@ def judge(facts: Facts) -> Report:
 def serving(facts: Facts) -> Serving:
     """What a start would do."""
     control = _sm_control(facts)
-    at_once = TWO_STREAMS and control != "none"
+    at_once = control != "none"
     return Serving(
         possible=next(obstacles(facts), None) is None,
         sm_control=control,
-        auto_weighs=(*MIXED, *WINDOWS[:2]) if at_once else MIXED,
+        auto_weighs=MIXED,
         one_after_the_other=() if at_once else WINDOWS,
     )
 

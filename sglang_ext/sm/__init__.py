@@ -3,6 +3,3 @@
 ``planner`` says which TPCs each side gets, ``control`` what a way of control offers, ``smctrl`` and ``green`` are the
 ways, ``self_test`` tries one on this GPU in a process of its own, and ``select`` chooses.
 """
-
-TWO_STREAMS = False
-"""Whether the executors run a window's halves at once where there is SM control. They run them in turn so far."""

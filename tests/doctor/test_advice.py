@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sglang_ext.doctor import advice
 from sglang_ext.doctor.advice import improvements, judge, obstacles, serving
 from sglang_ext.doctor.facts import Driver, Facts, Way
 
@@ -141,10 +140,7 @@ def test_hidden_gpus() -> None:
     assert found.remedy == "unset CUDA_VISIBLE_DEVICES"
 
 
-def test_windows_are_weighed_only_where_their_halves_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert serving(H200).auto_weighs == ("temporal", "chunked")
-    assert serving(H200).one_after_the_other == ("spatial", "reserved", "duet")
-    monkeypatch.setattr(advice, "TWO_STREAMS", True)
-    assert serving(H200).auto_weighs == ("temporal", "chunked", "spatial", "reserved")
+def test_windows_run_their_halves_at_once_where_there_is_sm_control() -> None:
     assert serving(H200).one_after_the_other == ()
-    assert serving(LAPTOP).auto_weighs == ("temporal", "chunked")
+    assert serving(LAPTOP).one_after_the_other == ("spatial", "reserved", "duet")
+    assert serving(H200).auto_weighs == serving(LAPTOP).auto_weighs == ("temporal", "chunked")

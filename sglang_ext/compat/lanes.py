@@ -1,0 +1,134 @@
+"""Lanes on a GPU: decode and prefill of a window on streams of their own, on chosen TPCs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sglang_ext.compat.graphs import capture_level
+
+if TYPE_CHECKING:
+    from sglang_ext.compat.scheduler import ConfluxScheduler
+    from sglang_ext.sm.control import SmControl
+
+logger = logging.getLogger(__name__)
+
+# Seconds of start-up that decode graphs for partitions may take beyond stock's own.
+_CAPTURE_BUDGET_S = 20.0
+# Batch sizes to capture for a partition; a batch between two is padded, as in stock.
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Backends whose state is not shared between instances, so that a decode and a prefill can be in flight at once.
+ATTENTION_BACKENDS = ("fa3",)
+
+
+class GpuLanes:
+    """Two lanes of one GPU, taken in turns by SGLang's own ``run_batch``.
+
+    Stock launches every forward on ``scheduler.forward_stream`` and copies its result on ``scheduler.copy_stream``.
+    Around the launch of a window's half these are the half's own. What runs outside of windows keeps stock's streams,
+    which wait for a window's prefill; its decode steps have ended, on the host's side too, when the window closes.
+    """
+
+    concurrent = True
+    may_outlast = True
+
+    def __init__(self, scheduler: ConfluxScheduler, control: SmControl) -> None:
+        self._scheduler, self._control = scheduler, control
+        self._runner = scheduler.tp_worker.model_runner
+        first = control.levels[0]
+        handles = control.handles(first)
+        self._total = handles.decode_tpcs + handles.prefill_tpcs
+        self._decode = {self._total: control.reserve(first).decode}
+        self._contexts: dict[int, Any] = {}
+        self._copy = torch.cuda.Stream()
+        self._copy_context = torch.cuda.stream(self._copy)
+        self._graphs: dict[int, Any] = {}
+        self._prefill_end: torch.cuda.Event | None = None
+        self._capture()
+        self.levels = tuple(sorted(self._graphs))
+
+    def _capture(self) -> None:
+        """Decode graphs for the levels, those of most use first, while the start-up budget lasts."""
+        stock = self._runner.decode_cuda_graph_runner
+        sizes = [size for size in stock.capture_bs if size in _SIZES] or stock.capture_bs[-1:]
+        begin_s, taken_s = time.perf_counter(), 0.0
+        for level in _useful_first(self._control.levels):
+            if time.perf_counter() - begin_s + taken_s > _CAPTURE_BUDGET_S:
+                break
+            one_s = time.perf_counter()
+            self._decode[level] = self._control.partition(level).decode
+            self._graphs[level] = capture_level(self._runner, self._decode[level], sizes, level)
+            taken_s = time.perf_counter() - one_s
+        self._capture_s = round(time.perf_counter() - begin_s, 1)
+
+    @contextmanager
+    def decoding(self, tpcs: int) -> Iterator[None]:
+        stream = self._decode[tpcs]
+        graphs = self._graphs.get(tpcs, self._runner.decode_cuda_graph_runner)
+        with self._in_use(stream, copy=True):
+            before = self._runner.decode_cuda_graph_runner
+            self._runner.decode_cuda_graph_runner = graphs
+            try:
+                yield
+            finally:
+                self._runner.decode_cuda_graph_runner = before
+
+    @contextmanager
+    def prefilling(self, tpcs: int) -> Iterator[None]:
+        stream, stock = self._control.partition(self._total - tpcs).prefill, self._scheduler.forward_stream
+        stream.wait_stream(stock)
+        try:
+            with self._in_use(stream, copy=False):
+                yield
+        finally:
+            end = torch.cuda.Event()
+            end.record(stream)
+            stock.wait_event(end)
+            self._prefill_end = end
+
+    @contextmanager
+    def _in_use(self, stream: torch.cuda.Stream, copy: bool) -> Iterator[None]:
+        """Put ``stream`` in the place of the scheduler's forward stream, and the lane's copy stream in its copy's."""
+        scheduler = self._scheduler
+        # Stock enters the same context for each forward, so it is kept.
+        context = self._contexts.setdefault(stream.cuda_stream, torch.cuda.stream(stream))
+        before = (
+            scheduler.forward_stream,
+            scheduler.forward_stream_ctx,
+            scheduler.copy_stream,
+            scheduler.copy_stream_ctx,
+        )
+        scheduler.forward_stream, scheduler.forward_stream_ctx = stream, context
+        if copy:
+            # On the shared one a later step's tokens would wait behind the prefill's.
+            scheduler.copy_stream, scheduler.copy_stream_ctx = self._copy, self._copy_context
+        try:
+            yield
+        finally:
+            (
+                scheduler.forward_stream,
+                scheduler.forward_stream_ctx,
+                scheduler.copy_stream,
+                scheduler.copy_stream_ctx,
+            ) = before
+
+    def prefill_runs(self) -> bool:
+        return self._prefill_end is not None and not self._prefill_end.query()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "concurrent": True,
+            "levels": list(self.levels),
+            "capture_s": self._capture_s,
+        }
+
+
+def _useful_first(levels: tuple[int, ...]) -> list[int]:
+    """From the middle outwards: too few TPCs slow decode down, too many starve the prefill."""
+    middle = (len(levels) - 1) / 2
+    return sorted(levels, key=lambda level: abs(levels.index(level) - middle))

@@ -1,0 +1,125 @@
+"""Runs windows: decode steps and a prefill, each on its lane, tokens taken one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.utils.common import DynamicGradMode
+
+from sglang_ext.compat import batch as batches
+from sglang_ext.compat import kv
+from sglang_ext.iteration import Half
+from sglang_ext.launch import make_launchers
+from sglang_ext.window import Window, WindowStats
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+    from sglang_ext.compat.scheduler import ConfluxScheduler, Plan
+    from sglang_ext.timing import Span
+
+QUEUED = 2
+"""Decode steps kept launched beyond those taken, so that the device never waits for the host."""
+
+
+class Windows:
+    """The windows of one scheduler, one at a time; each opens and closes inside one ``run_batch``."""
+
+    def __init__(self, scheduler: ConfluxScheduler) -> None:
+        self._scheduler = scheduler
+        self._launcher, self._prefill_launcher = make_launchers(scheduler.device, self._launch_context)
+        self.stats = WindowStats()
+
+    def room(self, plan: Plan) -> tuple[int, int]:
+        """(steps, spare ones) that fit now that the prefill has its slots; no step sends the prefill alone, counted."""
+        scheduler, running = self._scheduler, plan.running
+        batches.shrink(running)
+        if running.is_empty():
+            plan.mode, plan.reason = "temporal", "idle"
+            return 0, 0
+        wanted, most = plan.decision.look_ahead_steps, scheduler.planner.most_steps(running)
+        steps = min(wanted, most)
+        # Where a prefill outlasts its prediction, decode goes on beside it.
+        spare = min(most - steps, steps + QUEUED) if scheduler.lanes.may_outlast else 0
+        lengths, page = running.seq_lens_cpu, scheduler.page_size
+        while steps and not kv.make_room(scheduler, kv.look_ahead_slots(lengths, steps + spare, page)):
+            steps, spare = (steps, 0) if spare else (0, 0)
+        if not steps:
+            scheduler.fall_back("window_memory", plan)
+        elif steps < wanted:
+            scheduler.controller.fell_back("window_shrunk")
+        return steps, spare
+
+    def run(self, batch: ScheduleBatch, plan: Plan, steps: int, spare: int) -> Any:
+        """Both halves; returns the prefill's result, as stock's ``run_batch`` does, with the steps all taken."""
+        scheduler, running, decision = self._scheduler, plan.running, plan.decision
+        lanes, controller = scheduler.lanes, scheduler.controller
+        iteration = scheduler.begin(plan, running)
+        iteration.concurrent = lanes.concurrent
+        decode = Half("decode", decision.decode_tpcs, [1] * len(running.reqs), running.seq_lens_cpu.tolist(),
+                      len(running.reqs), [])  # fmt: skip
+        phase, q, c, rows = batches.work_of(batch)
+        prefill = Half(phase, decision.prefill_tpcs, q, c, rows, [])
+        locations = kv.allocate_ahead(scheduler, running, steps + spare)
+        window = Window(
+            scheduler,
+            running,
+            locations,
+            lambda step: self._launcher.launch(lambda: self._decode(step, decision.decode_tpcs)),
+        )
+        window.launch(steps)
+        launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
+        while True:
+            # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is.
+            if launched.done() and lanes.prefill_runs():
+                window.top_up(QUEUED)
+            if window.pending:
+                window.accept_next()
+            elif launched.done():
+                break
+            else:
+                wait([launched])
+        result, span = launched.result()
+        window.close()
+        self.stats.add(window)
+        batches.shrink(running)
+        # A decode graph leaves its read-done event behind; the prefill must be fenced as a whole.
+        scheduler.model_worker.war_fastpath_runner.war_fastpath_read_done_event = None
+        decode.spans, prefill.spans = window.spans, [span]
+        iteration.halves += [decode, prefill]
+        controller.clock.poll()
+        left_s = span.end_s - decode.spans[-1].end_s if iteration.known else decision.left_s
+        scheduler.waited_s = max(left_s, 0.0)
+        controller.launched(iteration)
+        return result
+
+    def _decode(self, step: ScheduleBatch, tpcs: int) -> tuple[Any, ScheduleBatch, Any, Span]:
+        """One step: its result, what that will be processed with, what it holds on to, and its times.
+
+        Stock keeps the tensors of two forwards alive; a window has more of them in flight.
+        """
+        scheduler = self._scheduler
+        with scheduler.lanes.decoding(tpcs):
+            result, span = scheduler.run_stock(step)
+        held = scheduler.batch_record_buf[scheduler.batch_record_ct] if scheduler.enable_overlap else None
+        return result, step.copy(), held, span
+
+    def _prefill(self, batch: ScheduleBatch, tpcs: int) -> tuple[Any, Span]:
+        with self._scheduler.lanes.prefilling(tpcs):
+            return self._scheduler.run_stock(batch)
+
+    @contextmanager
+    def _launch_context(self) -> Iterator[None]:
+        """What a thread that launches forwards lacks of the scheduler's own."""
+        scheduler = self._scheduler
+        with DynamicGradMode():
+            if scheduler.device != "cuda":
+                yield
+                return
+            torch.cuda.set_device(scheduler.ps.gpu_id)
+            with torch.cuda.stream(scheduler.schedule_stream):
+                yield

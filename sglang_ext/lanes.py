@@ -1,0 +1,69 @@
+"""Where the halves of a window run.
+
+A *lane* is the stream, with its set of TPCs, that a forward is launched on. Devices that cannot run two halves at once
+have one lane for everything.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+
+class Lanes(Protocol):
+    """``concurrent``: the two halves of a window run at once. Counts of SMs are in TPCs."""
+
+    concurrent: bool
+    may_outlast: bool
+    """A prefill may still run when the planned decode steps have ended; then more of them are launched."""
+    levels: tuple[int, ...]
+    """TPC counts that decode can have to itself, or that prefill can be kept off while decode runs on all."""
+
+    def decoding(self, tpcs: int) -> AbstractContextManager[None]:
+        """Around the launch of one decode step of a window that gives decode ``tpcs``."""
+
+    def prefilling(self, tpcs: int) -> AbstractContextManager[None]:
+        """Around the launch of a window's prefill on ``tpcs``."""
+
+    def prefill_runs(self) -> bool:
+        """Whether the window's prefill, launched as a whole, still runs. False where lanes are not concurrent."""
+
+    def state(self) -> dict[str, Any]:
+        """For ``/server_info``."""
+
+
+class OneLane:
+    """A CPU, or a GPU without SM control: a window's halves run one after the other."""
+
+    concurrent = False
+    may_outlast = False
+    levels: tuple[int, ...] = ()
+
+    def __init__(self, reason: str = "a CPU has no SMs to share") -> None:
+        self.reason = reason
+
+    def decoding(self, tpcs: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def prefilling(self, tpcs: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def prefill_runs(self) -> bool:
+        return False
+
+    def state(self) -> dict[str, Any]:
+        return {"concurrent": False, "reason": self.reason}
+
+
+class RandomLane(OneLane):
+    """For tests, on any device: a prefill that seems to run on for a random number of decode steps."""
+
+    may_outlast = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__("random")
+        self._random = random.Random(seed)
+
+    def prefill_runs(self) -> bool:
+        return self._random.random() < 0.7
