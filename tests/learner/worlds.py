@@ -33,7 +33,14 @@ LARGE = ModelShape(
     vocabulary=151936,
 )
 CPU = DeviceProfile(name="cpu", tpcs=1, flops=((1.0, 6e10),), bandwidth=((1.0, 1.5e10),))
-H200 = DeviceProfile.shipped("h200")
+# Few points, so that the worlds between and below them are not what the model was told.
+H200 = DeviceProfile(
+    name="H200",
+    tpcs=66,
+    flops=((2.0, 28e12), (13.0, 171e12), (20.0, 253e12), (33.0, 420e12), (48.0, 552e12), (66.0, 677e12)),
+    bandwidth=((8.0, 1906e9), (16.0, 3807e9), (24.0, 4135e9), (66.0, 4250e9)),
+    link_bandwidth=378e9,
+)
 
 
 def stream(
