@@ -142,6 +142,19 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return attention + 3 * self.hidden * self.intermediate
 
     @property
+    def linear_layers(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of each linear layer of one rank: qkv, output, gate and up, down, classifier."""
+        heads, kv_heads = self.heads // self.tp, max(self.kv_heads // self.tp, 1)
+        intermediate = self.intermediate // self.tp
+        return (
+            (self.hidden, (heads + 2 * kv_heads) * self.head_dim),
+            (heads * self.head_dim, self.hidden),
+            (self.hidden, 2 * intermediate),
+            (intermediate, self.hidden),
+            (self.hidden, -(-self.vocabulary // self.tp)),
+        )
+
+    @property
     def kv_bytes_per_token(self) -> float:
         """Bytes that one token keeps in the KV cache, over all layers and all ranks."""
         return 2.0 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes

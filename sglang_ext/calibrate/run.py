@@ -88,7 +88,8 @@ def plan_gpu(
         raise CalibrationError(f"GPU {ordinal} cannot be used: {error}")
     slot, topology, green = (probed.steps.get(step, {}) for step in ("slot", "gpcs", "green"))
     if "offset" in slot and "topology" in topology:
-        sets = _masked(topology["topology"], counts, quick)
+        clusters = float(probed.gpu["compute_capability"]) >= 9.0
+        sets = _masked(topology["topology"], clusters, counts, quick)
         return replace(made, way="smctrl", sets=sets, work=replace(work, mask_offset=slot["offset"]))
     why = slot.get("error") or topology.get("error") or probed.unfinished or "they were not tested"
     notes: tuple[str, ...] = (f"stream masks cannot be used: {why}",)
@@ -109,16 +110,16 @@ def _probe(ordinal: int, state_dir: Path) -> Probed | None:
     return probe_driver(Orders(ordinal, driver_path(), str(state_dir), topology=True, slot=True))
 
 
-def _masked(topology: dict[str, Any], counts: Sequence[int], quick: bool) -> list[TpcSet]:
+def _masked(topology: dict[str, Any], clusters: bool, counts: Sequence[int], quick: bool) -> list[TpcSet]:
     from conflux_native.topology import Topology
-    from sglang_ext.sm.planner import PartitionPlanner
+    from sglang_ext.sm.planner import MIN_PER_GPC, PartitionPlanner
 
     known = Topology(
         tpcs=topology["tpcs"],
         gpcs=tuple(tuple(gpc) for gpc in topology["gpcs"]),
         hosts={int(size): frozenset(tpcs) for size, tpcs in topology["hosts"].items()},
     )
-    return masked_sets(PartitionPlanner(known), counts, quick=quick)
+    return masked_sets(PartitionPlanner(known, MIN_PER_GPC if clusters else 1), counts, quick=quick)
 
 
 def _whole(counts: Sequence[int]) -> list[TpcSet]:

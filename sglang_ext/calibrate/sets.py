@@ -10,7 +10,7 @@ from sglang_ext.sm.planner import PartitionPlanner
 
 Side = Literal["whole device", "planner's decode side", "planner's prefill side", "small", "asked for", "green context"]
 
-SMALL = (2, 4)  # below the planner's least level: what a curve is anchored by
+SMALL = (2, 4)  # below the planner's least level, where they can be planned: what a curve is anchored by
 QUICK_LEVELS = 3
 
 

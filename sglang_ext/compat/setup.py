@@ -28,6 +28,7 @@ from sglang_ext.device import device_profile
 from sglang_ext.lanes import Lanes, OneLane, RandomLane
 from sglang_ext.metrics import Metrics
 from sglang_ext.policy.types import Settings
+from sglang_ext.sm.checks import SHAPES
 from sglang_ext.sm.select import Chosen, choose
 from sglang_ext.timing import make_clock
 
@@ -40,13 +41,18 @@ logger = logging.getLogger(__name__)
 def choose_sm_control(server_args: Any, gpu_id: int) -> Chosen:
     """Before the model is loaded: the GPU is idle then, and has memory for the self-test's process."""
     config = _config(server_args)
+    if server_args.device != "cuda":
+        return choose(config.sm_control, None, config.state_dir, logger)
+    model = server_args.get_model_config()
+    shape = _model_shape(model, _name(model.dtype), server_args.tp_size)
     return choose(
         config.sm_control,
-        gpu_id if server_args.device == "cuda" else None,
+        gpu_id,
         config.state_dir,
         logger,
         only=config.fixed_split,
         gemm="require",
+        shapes=(*SHAPES, *shape.linear_layers),
     )
 
 
@@ -96,15 +102,15 @@ def make_controller(scheduler: Scheduler) -> Controller:
     """Rank 0 learns, records and counts; the others take its decisions and time nothing for anybody."""
     config, address = _config(scheduler.server_args), scheduler.server_args._conflux.get("learner_address")
     leader = scheduler.ps.tp_rank == 0
-    shape = _shape(scheduler)
-    dtype = _name(scheduler.model_config.dtype)
+    dtype, kv_dtype = _name(scheduler.model_config.dtype), _name(scheduler.tp_worker.model_runner.kv_cache_dtype)
+    shape = _model_shape(scheduler.model_config, kv_dtype, scheduler.ps.tp_size)
     profile = device_profile(scheduler.device, dtype, config.state_dir)
     header = Header(
         created_unix_s=time.time(),
         model=shape,
         device=profile,
         dtype=dtype,
-        kv_dtype=_name(scheduler.tp_worker.model_runner.kv_cache_dtype),
+        kv_dtype=kv_dtype,
         tp=scheduler.ps.tp_size,
         mode=config.mode,
         tbt_slo_s=config.tbt_slo_s,
@@ -142,14 +148,13 @@ def _config(server_args: Any) -> Config:
     return Config(**{field.name: server_args._conflux[field.name] for field in dataclasses.fields(Config)})
 
 
-def _shape(scheduler: Scheduler) -> ModelShape:
-    model = scheduler.model_config
+def _model_shape(model: Any, kv_dtype: str, tp: int) -> ModelShape:
     return ModelShape.from_hf_config(
         model.hf_config.to_dict(),
         name=os.path.basename(os.path.normpath(model.model_path)),
         dtype=_name(model.dtype),
-        kv_dtype=_name(scheduler.tp_worker.model_runner.kv_cache_dtype),
-        tp=scheduler.ps.tp_size,
+        kv_dtype=kv_dtype,
+        tp=tp,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sglang_ext.sm.green import GreenControl, green_levels
-from sglang_ext.sm.planner import PartitionPlanner
+from sglang_ext.sm.planner import MIN_PER_GPC, PartitionPlanner
 from sglang_ext.sm.smctrl import SmctrlControl
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ class NoLevelError(RuntimeError):
     """This GPU cannot be divided safely in this way."""
 
 
-def plan_smctrl(topology: Topology, only: int | None = None) -> PartitionPlanner:
-    """The planner for a device. Raises NoLevelError if it has no level to offer."""
-    planner = PartitionPlanner(topology, only=only)
+def plan_smctrl(topology: Topology, only: int | None = None, *, clusters: bool = True) -> PartitionPlanner:
+    """The planner for a device; ``clusters``: whether the chip has any. Raises NoLevelError if it has no level."""
+    planner = PartitionPlanner(topology, MIN_PER_GPC if clusters else 1, only=only)
     if not planner.levels:
         raise NoLevelError(
             f"the {topology.tpcs} TPCs of this GPU cannot be divided so that thread-block clusters fit on both sides"

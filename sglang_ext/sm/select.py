@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sglang_ext.config import default_state_dir
+from sglang_ext.sm.checks import SHAPES, Shapes, check_sms, has_clusters, shapes_text
 from sglang_ext.sm.control import Kind, NoControl, SmControl
+from sglang_ext.sm.memory import Memory
 from sglang_ext.sm.watched import Limits, Report, run_self_test
 
 WAYS: tuple[Kind, ...] = ("smctrl", "green")
@@ -21,8 +23,7 @@ LIBCUDA = "CONFLUX_LIBCUDA"
 
 Gemm = Literal["require", "auto", "skip"]
 
-_MEMORY = "sm-self-test"
-_VERSION = 1
+_VERSION = 2
 """Raised when the planner's sets or the checks change: what an older version found is then found anew."""
 
 
@@ -67,6 +68,7 @@ def choose(
     *,
     only: int | None = None,
     gemm: Gemm = "auto",
+    shapes: Shapes = SHAPES,
     memory: bool = True,
     limits: Limits | None = None,
 ) -> Chosen:
@@ -77,7 +79,8 @@ def choose(
     A passed test is remembered in ``state_dir`` (None: ``~/.cache/conflux``) for this GPU, driver, torch and conflux;
     ``memory`` False neither reads nor writes that. ``only``: plan one level, the nearest possible to so many TPCs.
     ``gemm``: whether the test must include torch's GEMMs (``require``: what serves), or does where torch has CUDA
-    (``auto``), or does without (``skip``). The outcome is logged once.
+    (``auto``), or does without (``skip``). ``shapes``: (K, N) of the linear layers that will be served, each rank's own
+    with tensor parallelism; which GEMMs the test runs. The outcome is logged once.
     """
     begin_s = time.monotonic()
     if ordinal is None:
@@ -85,7 +88,8 @@ def choose(
     elif kind == "none":
         chosen = Chosen(NoControl(), kind, dict.fromkeys(WAYS, "--conflux-sm-control none"))
     else:
-        choice = _Choice(kind, ordinal, _folder(state_dir) if memory else None, only, gemm, limits or Limits())
+        folder = _folder(state_dir) if memory else None
+        choice = _Choice(kind, ordinal, folder, only, gemm, shapes_text(shapes or SHAPES), limits or Limits())
         chosen = dataclasses.replace(choice.make(), seconds=time.monotonic() - begin_s)
     if log is not None:
         _say(chosen, log)
@@ -105,13 +109,22 @@ class _Choice:
     """One run of the choice."""
 
     def __init__(
-        self, wanted: str, ordinal: int, memory: Path | None, only: int | None, gemm: Gemm, limits: Limits
+        self,
+        wanted: str,
+        ordinal: int,
+        folder: Path | None,
+        only: int | None,
+        gemm: Gemm,
+        shapes: str,
+        limits: Limits,
     ) -> None:
         self.wanted = wanted
         self.ordinal = ordinal
-        self.memory = memory
+        self.folder = folder
+        self.memory = Memory(folder)
         self.only = only
         self.gemm = gemm
+        self.shapes = shapes
         self.limits = limits
         self.reasons: dict[str, str] = {}
         self.reports: dict[str, Report] = {}
@@ -155,13 +168,13 @@ class _Choice:
     def _tested(self, way: Kind) -> SmControl:
         offset = self._offset() if way == "smctrl" else None
         key = self._key(way, offset)
-        report = self._recall(key)
-        if report is not None:
+        report = self.memory.recall(key)
+        if report is not None and (report.gemm == "checked" or self.gemm != "require"):
             try:
                 control = self._in_use(way, offset, report)
             except Exception:
                 # What was remembered no longer holds, so it is found out anew, in a child first.
-                self._forget(key)
+                self.memory.forget(key)
             else:
                 self._passed(way, report, "remembered")
                 return control
@@ -170,7 +183,7 @@ class _Choice:
         if not report.ok:
             raise RuntimeError(f"the self-test failed: {report.reason}")
         control = self._in_use(way, offset, report)
-        self._keep(key, report)
+        self.memory.keep(key, report)
         self._passed(way, report, "now")
         return control
 
@@ -190,13 +203,13 @@ class _Choice:
         from conflux_native.search import find_slot
 
         found = find_slot(
-            self.ordinal, driver_path=self.driver.path, remembered_dir=self.memory, use_memory=self.memory is not None
+            self.ordinal, driver_path=self.driver.path, remembered_dir=self.folder, use_memory=self.folder is not None
         )
         return found.offset
 
     def _arguments(self, offset: int | None) -> list[str]:
         arguments = [f"--driver={self.driver.path}", f"--ordinal={self.ordinal}", f"--uuid={self.device.uuid}"]
-        arguments.append(f"--gemm={self.gemm}")
+        arguments += [f"--gemm={self.gemm}", f"--shapes={self.shapes}"]
         if offset is not None:
             arguments.append(f"--offset={offset:#x}")
         if self.only is not None:
@@ -206,7 +219,6 @@ class _Choice:
     def _in_use(self, way: Kind, offset: int | None, report: Report) -> SmControl:
         """The control in this process, checked by where its kernels run. Raises if anything is not as tested."""
         from sglang_ext.sm.build import green_control, plan_smctrl, smctrl_control
-        from sglang_ext.sm.checks import check_sms
 
         control: SmControl
         if way == "green":
@@ -215,7 +227,7 @@ class _Choice:
             from conflux_native.topology import Topology
 
             assert offset is not None
-            planner = plan_smctrl(Topology.from_json(report.topology), self.only)
+            planner = plan_smctrl(Topology.from_json(report.topology), self.only, clusters=has_clusters(self.device))
             control = smctrl_control(self.device, offset, planner, report.levels)
         try:
             for level in control.levels:
@@ -225,8 +237,6 @@ class _Choice:
             _quietly(control.close)
             raise
         return control
-
-    # ---- memory
 
     def _key(self, way: Kind, offset: int | None) -> dict[str, str | int]:
         from conflux_native.search import key_of
@@ -238,34 +248,9 @@ class _Choice:
             "way": way,
             "offset": offset or 0,
             "only": self.only or 0,
+            "shapes": self.shapes,
             "version": _VERSION,
         }
-
-    def _recall(self, key: dict[str, str | int]) -> Report | None:
-        if self.memory is None:
-            return None
-        from conflux_native.remembered import recall
-
-        value = recall(self.memory, _MEMORY, key)
-        try:
-            report = None if value is None else Report.from_dict(value)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None
-        if report is not None and self.gemm == "require" and report.gemm != "checked":
-            return None
-        return report
-
-    def _keep(self, key: dict[str, str | int], report: Report) -> None:
-        if self.memory is not None:
-            from conflux_native.remembered import remember
-
-            remember(self.memory, _MEMORY, key, report.to_dict())
-
-    def _forget(self, key: dict[str, str | int]) -> None:
-        if self.memory is not None:
-            from conflux_native.remembered import forget
-
-            forget(self.memory, _MEMORY, key)
 
 
 def driver_path() -> str:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sglang_ext.sm.checks import Gemms, WrongError, check_clusters, check_sms
+from sglang_ext.sm.checks import SHAPES, Gemms, WrongError, check_clusters, check_sms, has_clusters, parse_shapes
 from sglang_ext.sm.control import SmControl
 
 
@@ -69,6 +69,7 @@ def _parse(line: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--gemm", choices=("require", "auto", "skip"), default="auto", help="auto: where torch has CUDA"
     )
+    parser.add_argument("--shapes", type=parse_shapes, default=SHAPES, help="of the GEMMs, as KxN,KxN,…")
     parser.add_argument("--probe-timeout", type=float, default=5.0, help="seconds for one step")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which the kernel ends this process")
     return parser.parse_args(line)
@@ -122,7 +123,7 @@ def _control(options: argparse.Namespace, device: Any) -> tuple[SmControl, str]:
 
     limit_s = 2 * options.probe_timeout
     topology = Topology.from_json(options.topology) if options.topology else measure_topology(device, limit_s)
-    planner = plan_smctrl(topology, options.only)
+    planner = plan_smctrl(topology, options.only, clusters=has_clusters(device))
     levels = tuple(options.levels or planner.levels)
     return smctrl_control(device, options.offset, planner, levels), topology.to_json()
 
@@ -131,7 +132,7 @@ def _gemms(options: argparse.Namespace) -> tuple[Gemms | None, str]:
     if options.gemm == "skip":
         return None, "not checked: nobody asked"
     try:
-        return Gemms(options.ordinal), "checked"
+        return Gemms(options.ordinal, options.shapes), "checked"
     except (ImportError, RuntimeError) as error:
         if options.gemm == "require":
             raise

@@ -19,7 +19,8 @@ class Limits:
     """Seconds after which silence counts as a hang; a healthy test takes a fraction of each.
 
     ``start_s``: start of Python, torch and CUDA, from a cold disk at worst. ``level_s``: one level; ``probe_s``: one
-    probe in it, or its GEMMs. ``total_s``: all. ``most_lost``: so many levels may fail and the way is still taken.
+    probe in it, or the GEMMs of one shape. ``total_s``: all. ``most_lost``: so many levels may fail and the way is
+    still taken.
     """
 
     start_s: float = 60.0

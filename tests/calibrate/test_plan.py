@@ -35,9 +35,15 @@ def test_masks_where_they_work(tmp_path: Path, small: pytest.MonkeyPatch) -> Non
     assert all(one.tpcs for one in made.sets[1:])
     assert len(made.sets) > 2
     assert made.cuda_version == 13000
-    assert [one.count for one in plan(tmp_path, 4, 6).sets] == [16, 6, 4]
-    with pytest.raises(ValueError, match="1 TPCs cannot be measured"):
-        plan(tmp_path, 1)
+    assert [one.count for one in plan(tmp_path, 4, 8).sets] == [16, 8, 4]
+    for count in (1, 6):
+        with pytest.raises(ValueError, match=f"{count} TPCs cannot be measured"):
+            plan(tmp_path, count)
+
+
+def test_a_chip_without_clusters_is_divided_as_one_likes(tmp_path: Path, small: pytest.MonkeyPatch) -> None:
+    small.setenv("STAND_IN_CAPABILITY", "86")
+    assert [one.count for one in plan(tmp_path, 1, 6).sets] == [16, 6, 1]
 
 
 def test_green_contexts_where_masks_do_not(tmp_path: Path, small: pytest.MonkeyPatch) -> None:

@@ -23,15 +23,18 @@ def topologies(draw: st.DrawFn) -> Topology:
     for size in sizes:
         gpcs.append(tuple(sorted(ids[at : at + size])))
         at += size
-    hosting = frozenset(tpc for gpc in gpcs for tpc in gpc if len(gpc) > 1)
-    return Topology(tpcs=total, gpcs=tuple(sorted(gpcs)), hosts={4: hosting})
+    hosts = {size: frozenset(tpc for gpc in gpcs for tpc in gpc if 2 * len(gpc) >= size) for size in (2, 4, 8, 16)}
+    return Topology(tpcs=total, gpcs=tuple(sorted(gpcs)), hosts=hosts)
 
 
 def safe(topology: Topology, tpcs: tuple[int, ...]) -> bool:
-    """Every GPC in use has two of the set's TPCs that host clusters, and some GPC is in use."""
-    hosting = topology.hosting(4)
-    shares = [len(hosting.intersection(gpc, tpcs)) for gpc in topology.gpcs]
-    return any(shares) and all(share != 1 for share in shares)
+    """Every GPC in use has room for clusters of eight, or, where it is smaller, is in the set whole.
+
+    Some GPC in use has room for the largest cluster of up to eight blocks that runs on this device.
+    """
+    shares = [len(set(tpcs).intersection(gpc)) for gpc in topology.gpcs]
+    safe = all(share == 0 or share >= min(4, len(gpc)) for share, gpc in zip(shares, topology.gpcs, strict=True))
+    return safe and max(shares) >= min(4, max(map(len, topology.gpcs)))
 
 
 def check(topology: Topology, sets: list[TpcSet]) -> None:
@@ -61,7 +64,7 @@ def test_the_h200() -> None:
     check(H200, sets)
     sides = {one.side for one in sets}
     assert sides == {"whole device", "planner's decode side", "planner's prefill side", "small"}
-    assert {2, 4} <= {one.count for one in sets}
+    assert min(one.count for one in sets) == 4  # room for one cluster of eight
     quick = masked_sets(PartitionPlanner(H200), quick=True)
     check(H200, quick)
     assert len(quick) < len(sets) / 2
@@ -71,7 +74,7 @@ def test_asked_for_counts() -> None:
     sets = masked_sets(PartitionPlanner(H200), (6, 30, 66))
     check(H200, sets)
     assert [one.count for one in sets] == [66, 30, 6]
-    for count in (1, 67):
+    for count in (1, 3, 67):
         with pytest.raises(ValueError, match=f"{count} TPCs cannot be measured: this device has 66"):
             masked_sets(PartitionPlanner(H200), (count,))
 

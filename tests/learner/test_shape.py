@@ -133,3 +133,11 @@ def test_an_absurd_shape_is_refused_from_a_message_too() -> None:
 
 def test_byte_width_knows_torch_names() -> None:
     assert byte_width("torch.bfloat16") == byte_width("bf16") == 2.0
+
+
+def test_a_ranks_linear_layers() -> None:
+    """Qwen3-0.6B's, as its checkpoint has them, whole and for one of two ranks."""
+    shape = ModelShape.from_hf_config(QWEN3_0_6B, name="q", dtype="bfloat16")
+    assert shape.linear_layers == ((1024, 4096), (2048, 1024), (1024, 6144), (3072, 1024), (1024, 151936))
+    half = ModelShape.from_hf_config(QWEN3_0_6B, name="q", dtype="bfloat16", tp=2)
+    assert half.linear_layers == ((1024, 2048), (1024, 1024), (1024, 3072), (1536, 1024), (1024, 75968))

@@ -68,7 +68,20 @@ def test_masked_streams_keep_to_the_plan(stand_in: StandIn) -> None:
         assert sms(on, part.decode.handle) == sms_of(split.decode)
         assert sms(on, part.prefill.handle) == sms_of(split.prefill)
         check_sms(on, control, level, 5.0)
-        assert check_clusters(on, control, level, 5.0)
+        assert check_clusters(on, control, level, 5.0) == (2, 3, 4, 5, 6, 7, 8)
+
+
+@pytest.mark.parametrize(("least", "fits"), [(2, 4), (3, 6), (4, 8)])
+def test_sets_without_room_for_clusters_of_eight_are_caught(stand_in: StandIn, least: int, fits: int) -> None:
+    on = device(stand_in)
+    planner = PartitionPlanner(h200(), least, only=2 * least)
+    control = smctrl_control(on, OFFSET, planner, planner.levels)
+    (level,) = planner.levels
+    if fits == 8:
+        check_clusters(on, control, level, 5.0)
+    else:
+        with pytest.raises(TimeoutError, match=f"clusters of {fits + 1} blocks on the decode stream did not end"):
+            check_clusters(on, control, level, 0.3)
 
 
 def test_levels_have_decode_streams_of_their_own_and_share_the_prefill_stream(stand_in: StandIn) -> None:

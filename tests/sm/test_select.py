@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,13 @@ if not conflux_native.AVAILABLE:
 
 from sglang_ext.sm import select  # noqa: E402
 from sglang_ext.sm.select import Chosen, choose  # noqa: E402
-from sglang_ext.sm.watched import Limits, Report  # noqa: E402
+from sglang_ext.sm.watched import Limits, Report, run_self_test  # noqa: E402
 from tests.native.standin import StandIn  # noqa: E402
 
 LEVELS = (8, 12, 16, 20, 24, 32, 40, 48)
 LIMITS = Limits(start_s=60.0, level_s=30.0, probe_s=10.0, total_s=120.0)
 # What must hang is given little time; nothing else runs under these.
-HANGING = dataclasses.replace(LIMITS, probe_s=1.0)
+HANGING = dataclasses.replace(LIMITS, probe_s=1.0, total_s=300.0)
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +96,56 @@ def test_a_passed_test_is_remembered(gpu: Everywhere, tmp_path: Path, monkeypatc
     assert again.reports == first.reports
     assert "(remembered," in again.reasons["smctrl"]
     # Not for a server that needs more of the test, another driver, or one that asks for no memory.
-    for other in ({"gemm": "require"}, {"memory": False}, {"only": 20}):
+    for other in ({"gemm": "require"}, {"memory": False}, {"only": 20}, {"shapes": [(1024, 1024)]}):
         assert made("auto", tmp_path, **other).control.kind == "none"
     gpu.set(VERSION=12080, OFFSET=0x4FC)
     assert made("auto", tmp_path).control.kind == "none"
+
+
+def test_shapes_in_any_order_are_the_same_test(
+    gpu: Everywhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made("green", tmp_path, shapes=((2048, 1024), (1024, 2048)))
+    monkeypatch.setattr(select, "run_self_test", no_test)
+    again = [(1024, 2048), (2048, 1024), (1024, 2048)]
+    assert "(remembered," in made("green", tmp_path, shapes=again).reasons["green"]
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The self-test's GEMMs run on the CPU, and some may never end."""
+    pytest.importorskip("torch")
+    child = (sys.executable, "-P", str(Path(__file__).with_name("on_cpu.py")))
+    monkeypatch.setattr(select, "run_self_test", functools.partial(run_self_test, command=child))
+    return monkeypatch
+
+
+def test_a_level_that_hangs_in_a_gemm_of_one_shape_is_lost(
+    gpu: Everywhere, tmp_path: Path, hanging: pytest.MonkeyPatch
+) -> None:
+    hanging.setenv("ON_CPU_HANG", "8,20:24x48")
+    chosen = made("smctrl", tmp_path, shapes=((32, 16), (24, 48)), gemm="require", limits=HANGING)
+    assert chosen.control.levels == (12, 16, 24, 32, 40, 48)
+    why = "a bf16 GEMM of K = 24, N = 48 on the decode stream did not end within 1 s"
+    report = chosen.reports["smctrl"]
+    assert report.lost == {8: why, 20: why}
+    assert report.gemm == "checked"
+    assert f"8 not offered: {why}; 20 not offered" in chosen.reasons["smctrl"]
+
+
+def test_more_levels_lost_to_a_gemm_refuse_the_way(
+    gpu: Everywhere, tmp_path: Path, hanging: pytest.MonkeyPatch
+) -> None:
+    hanging.setenv("ON_CPU_HANG", "8,12,16:24x48")
+    chosen = made("green", tmp_path, shapes=((24, 48),), gemm="require", limits=HANGING)
+    assert chosen.control.kind == "none"
+    assert "with decode on 16 TPCs: a bf16 GEMM of K = 24, N = 48" in chosen.reasons["green"]
+
+
+def test_shapes_that_are_none_are_a_reason(gpu: Everywhere, tmp_path: Path) -> None:
+    chosen = made("green", tmp_path, shapes=((0, 16),))
+    assert chosen.control.kind == "none"
+    assert "exit status 2" in chosen.reasons["green"]
 
 
 def test_a_remembered_test_that_no_longer_holds_is_repeated(
@@ -164,7 +212,7 @@ def test_a_hung_test_costs_its_process_and_some_time(gpu: Everywhere, tmp_path: 
     gpu.in_children(HANG_KERNELS="conflux_cluster")
     begin_s = time.monotonic()
     chosen = made("auto", tmp_path, limits=HANGING)
-    assert time.monotonic() - begin_s < LIMITS.total_s
+    assert time.monotonic() - begin_s < HANGING.total_s
     assert chosen.control.kind == "none"
     for way in ("smctrl", "green"):
         assert "the self-test failed" in chosen.reasons[way]

@@ -104,7 +104,7 @@ def test_a_thousand_random_planned_splits_are_where_they_should_be(
         split = planner.plan(chance.choice(sizes))
         assert split is not None
         renamed = {}
-        for gpc in (*planner.gpcs, planner.loose):
+        for gpc in (*planner.gpcs, *planner.loose):
             renamed.update(zip(gpc, chance.sample(gpc, len(gpc)), strict=True))
         for stream, side in ((one, split.decode), (other, split.prefill)):
             tpcs = [renamed[tpc] for tpc in side]

@@ -76,7 +76,17 @@ def test_the_metrics_name_the_way() -> None:
 
 def asked(**changes: Any) -> types.SimpleNamespace:
     """SGLang's arguments as far as they matter here."""
-    return types.SimpleNamespace(device="cuda", _conflux={**Config(**changes).to_dict(), "learner_address": None})
+    config = {"architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128,
+              "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "vocab_size": 151936}  # fmt: skip
+    model = types.SimpleNamespace(
+        hf_config=types.SimpleNamespace(to_dict=lambda: config), dtype="torch.bfloat16", model_path="/models/q"
+    )
+    return types.SimpleNamespace(
+        device="cuda",
+        tp_size=2,
+        get_model_config=lambda: model,
+        _conflux={**Config(**changes).to_dict(), "learner_address": None},
+    )
 
 
 def test_a_server_asks_for_its_own_gpu_and_needs_the_gemms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +96,9 @@ def test_a_server_asks_for_its_own_gpu_and_needs_the_gemms(monkeypatch: pytest.M
     setup.choose_sm_control(asked(sm_control="green", state_dir="/state", mode="spatial", fixed_split=22), 3)
     ((args, kwargs),) = seen
     assert args[:3] == ("green", 3, "/state")
-    assert kwargs == {"only": 22, "gemm": "require"}
+    assert (kwargs["only"], kwargs["gemm"]) == (22, "require")
+    assert {(1024, 2048), (1536, 1024), (1024, 75968)} <= set(kwargs["shapes"])  # each rank's own of the model
+    assert {(4096, 4096), (1024, 1024)} <= set(kwargs["shapes"])
 
 
 def test_a_server_on_a_cpu_asks_for_nothing() -> None:
