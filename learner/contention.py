@@ -55,9 +55,12 @@ class Contention:
         both = np.multiply(own[_FORWARD], beside[_FORWARD], out=out[0])
         np.multiply(own[_COMPUTE : _MEMORY + 1], both, out=out[1:3])
         np.multiply(out[2], beside[_DEMAND], out=out[3])
-        exclusive = self._tpcs - beside_tpcs
-        overlap = own_tpcs > exclusive
-        if np.logical_or.reduce(overlap):
-            np.multiply(own[_COMPUTE_WHOLE : _MEMORY_WHOLE + 1], both * overlap, out=out[4:])
-            out[4:] *= self._slowdown.take(exclusive.astype(np.intp), axis=1, mode="clip")
+        np.multiply(own[_COMPUTE_WHOLE : _MEMORY_WHOLE + 1], both * self.sharing(own_tpcs, beside_tpcs), out=out[4:])
         return out
+
+    def sharing(self, own_tpcs: FloatArray, beside_tpcs: FloatArray) -> FloatArray:
+        """How many times longer F and B of the whole device take on what the other stream leaves; 0 where the two share
+        no TPC; [2, m]."""
+        exclusive = self._tpcs - beside_tpcs
+        slowdown: FloatArray = self._slowdown.take(exclusive.astype(np.intp), axis=1, mode="clip")
+        return slowdown * (own_tpcs > exclusive)

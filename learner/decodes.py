@@ -8,10 +8,11 @@ adds the same number of tokens to every context, which only shifts that look-up 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from learner.requests import Requests
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -22,16 +23,24 @@ class DecodeBatch:
     def __init__(self, context: npt.ArrayLike) -> None:
         c: FloatArray = np.asarray(context, dtype=np.float64)
         self.context = c
-        rows, cached, longest = float(c.size), float(np.add.reduce(c)), float(np.maximum.reduce(c, initial=0.0))
-        # Times a growth: Σ (c + 1)², Σ c, the number of rows, and the longest context.
-        self.moments = np.array(
-            [
-                [float(c @ c) + 2.0 * cached + rows, 2.0 * (cached + rows), rows],
-                [cached, rows, 0.0],
-                [rows, 0.0, 0.0],
-                [longest, 1.0 if rows else 0.0, 0.0],
-            ]
-        )
+        self.rows = c.size
+        self.cached = float(np.add.reduce(c))
+        self.longest = float(c[c.argmax()]) if c.size else 0.0
+        padded_pairs = float(c @ c) + 2.0 * self.cached + self.rows  # Σ (c + 1)²
+        moments = padded_pairs, self.cached, self.rows, 0.0, self.rows, self.rows
+        self.moments = np.fromiter(moments, np.float64, 6).reshape(6, 1)
+        """What the batch adds to the sums from PADDED_PAIRS to LOGITS (:mod:`learner.requests`); [6, 1]."""
+
+    def excess(self, requests: Requests, pair_bytes: FloatArray, grown: float = 0.0) -> FloatArray:
+        """The sum of all excesses (:meth:`learner.requests.Requests.excess`) for each of ``pair_bytes`` [m], once every
+        context has ``grown``; [m].
+        """
+        # F − B = (c + grown + 1) · over − the query's bytes, which is positive from one context on.
+        over = np.maximum(pair_bytes - requests.context_bytes, 0.0)
+        switch = np.divide(requests.query_bytes, over, out=np.full_like(over, np.inf), where=over > 0.0)
+        count, cached = self.beyond(switch - 1.0 - grown)
+        excess: FloatArray = (cached + count * (grown + 1.0)) * over - count * requests.query_bytes
+        return excess
 
     def beyond(self, context: FloatArray) -> tuple[FloatArray, FloatArray]:
         """How many decodes have more than ``context`` [m] tokens in the cache, and the sum of theirs; each [m]."""
@@ -46,23 +55,3 @@ class DecodeBatch:
         sums = np.zeros(ordered.size + 1)
         sums[:-1] = np.cumsum(ordered[::-1])[::-1]
         return ordered, sums
-
-
-def growth(share: npt.ArrayLike, grown: npt.ArrayLike) -> FloatArray:
-    """Which of m forwards decode a batch, and with how many more tokens in each context than when it was summed.
-
-    ``share`` is 1 where the batch takes part and 0 elsewhere; each [m] or scalar. The result, [3, m], may be kept.
-    """
-    share, grown = (np.asarray(of, dtype=np.float64).reshape(-1) for of in (share, grown))
-    powers: FloatArray = share * np.stack([np.ones_like(grown), grown, grown * grown])
-    return powers
-
-
-UNGROWN = growth(1.0, 0.0)
-
-
-class Decoding(NamedTuple):
-    """A batch, and how it takes part in m forwards: a :func:`growth`, of m forwards or one for all."""
-
-    batch: DecodeBatch
-    growth: FloatArray = UNGROWN

@@ -10,27 +10,27 @@ again while they overlap.)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from learner.columns import COLUMN, LOG_COLUMNS, LOG_FEATURES, PHASES, TERMS
+from learner.columns import COLUMN, LOG_COLUMNS, PHASES, TERMS
 from learner.contention import CONTENTION_COLUMNS, Contention
-from learner.decodes import Decoding
+from learner.correction import Correction
 from learner.device import DeviceProfile
 from learner.nearby import Nearby
+from learner.outlook import Numbers, Outlook, Workshop
 from learner.roofline import Roofline
 from learner.shape import ModelShape
-from learner.snapshot import KNOTS, MAX_CORRECTION, Snapshot
+from learner.snapshot import Snapshot
 
 FloatArray = npt.NDArray[np.float64]
 
 _PHASE = COLUMN["phase"]
 _MARGIN = 3  # row of a model's group factors
 _BESIDE = CONTENTION_COLUMNS.index("beside_forward")
-_FIRST_KNOT = np.arange(LOG_FEATURES, dtype=np.intp)[:, None] * KNOTS
-_EACH_FEATURE = np.ones(LOG_FEATURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class LatencyModel:
         self.profile = profile
         self._roofline = Roofline(shape, profile)
         self._contention = Contention(profile)
+        self._workshop: Workshop | None = None
         self._load(snapshot)
 
     def _load(self, snapshot: Snapshot | None) -> None:
@@ -82,13 +83,9 @@ class LatencyModel:
         numbers = self.snapshot
         self._coefficients = np.array(numbers.coefficients)
         self._contention_coefficients = np.array(numbers.contention)
-        # Piece by piece as intercept + slope · log2(1 + x).
-        values = np.array(numbers.correction).reshape(LOG_FEATURES, KNOTS)
-        slopes = np.diff(values, axis=1, append=values[:, -1:])
-        self._slopes = slopes.ravel()
-        self._intercepts = (values - slopes * np.arange(KNOTS)).ravel()
-        self._has_correction = bool(values.any())
-        self._nearby = Nearby(numbers.nearby)
+        self._correction = Correction(numbers.correction)
+        # Its residuals are weighed already.
+        self._nearby = Nearby(numbers.nearby, numbers.nearby_weight)
         self._looks_nearby = any(numbers.nearby_weight) and len(self._nearby) > 0
         self._group_factors = np.array(
             [
@@ -97,7 +94,6 @@ class LatencyModel:
                 numbers.max_ratio,
                 numbers.margin,
                 numbers.correction_weight,
-                numbers.nearby_weight,
             ]
         )
 
@@ -116,6 +112,7 @@ class LatencyModel:
         model = object.__new__(LatencyModel)
         model.shape, model.profile = self.shape, self.profile
         model._roofline, model._contention = self._roofline, self._contention
+        model._workshop = self._workshop
         model._load(snapshot)
         return model
 
@@ -125,16 +122,14 @@ class LatencyModel:
         c: npt.ArrayLike,
         logits_rows: npt.ArrayLike,
         tpcs: npt.ArrayLike,
-        decodes: Decoding | None = None,
     ) -> Terms:
         """Roofline terms of m forwards.
 
         ``q``, ``c``: new and cached tokens per request, integers, [n] or [m, n] or broadcastable to it (rows with
         q == 0 are padding and cost nothing). ``logits_rows``: rows that get logits, [m] or scalar. ``tpcs``: TPCs
-        that the forward may use, [m] or scalar. ``decodes``: a batch of decodes besides these requests, summed
-        beforehand (:class:`learner.decodes.DecodeBatch`). The terms do not depend on the snapshot.
+        that the forward may use, [m] or scalar. The terms do not depend on the snapshot.
         """
-        columns, s, roofline = self._roofline.columns(q, c, logits_rows, tpcs, decodes)
+        columns, s, roofline = self._roofline.columns(q, c, logits_rows, tpcs)
         return Terms(columns.T, s, roofline)
 
     def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction:
@@ -148,25 +143,18 @@ class LatencyModel:
         mean = self.mean_s(columns, contention, terms.roofline_s, group, nearby=True)
         return Prediction(mean, mean * self._group_factors[_MARGIN].take(group), terms.roofline_s)
 
-    def predict_pairs(self, terms: Terms, own: npt.NDArray[np.intp], beside: npt.NDArray[np.intp]) -> Prediction:
-        """``predict(terms.take(own), terms.take(beside))`` for indices [m], where rows are picked again and again:
-        what depends on one row alone is found once for each."""
-        columns = terms.matrix.T
-        used = self._contention.used(columns)
-        tpcs = terms.tpcs
-        contention = self._contention.columns(
-            used.take(own, axis=1), tpcs.take(own), used.take(beside, axis=1), tpcs.take(beside)
-        )
-        group = self.group(columns).take(own)
-        group += _beside(contention)
-        base, correction = self.parts(columns)
-        shift = self._nearby.shift(columns[LOG_COLUMNS], group, own) if self._looks_nearby else None
-        base = base.take(own)
-        base += self._contention_coefficients @ contention
-        correction = None if correction is None else correction.take(own)
-        roofline_s = terms.roofline_s.take(own)
-        mean = self._bounded_s(base, correction, shift, roofline_s, group)
-        return Prediction(mean, mean * self._group_factors[_MARGIN].take(group), roofline_s)
+    def outlook(self, new: npt.NDArray[np.int64], cached: npt.NDArray[np.int64], context: npt.ArrayLike) -> Outlook:
+        """The same predictions for what one iteration could run, in a fraction of the time.
+
+        ``new``, ``cached`` [n]: uncached and cached tokens of waiting prompts; ``context`` [n_d] of running decodes.
+        """
+        return Outlook(self._outlook_numbers, new, cached, context)
+
+    @cached_property
+    def _outlook_numbers(self) -> Numbers:
+        if self._workshop is None:
+            self._workshop = Workshop(self._roofline, self._contention)
+        return Numbers(self._workshop, self.snapshot, self._correction, self._nearby)
 
     def mean_s(
         self,
@@ -193,14 +181,13 @@ class LatencyModel:
         roofline_s: FloatArray,
         group: npt.NDArray[np.intp],
     ) -> FloatArray:
-        """Mean times of physical sums ``base``, log ``correction`` and nearby ``shift``, not yet weighed; all [m]."""
-        offset, low, high, _, weight, nearby_weight = self._group_factors.take(group, axis=1)
+        """Mean times of physical sums ``base``, log ``correction``, not yet weighed, and nearby ``shift``; all [m]."""
+        offset, low, high, _, weight = self._group_factors.take(group, axis=1)
         mean = base * offset
         factor: FloatArray | None = None
         if correction is not None:
             factor = np.multiply(correction, weight, out=weight)
         if shift is not None:
-            shift = np.multiply(shift, nearby_weight, out=nearby_weight)
             factor = shift if factor is None else np.add(factor, shift, out=shift)
         if factor is not None:
             mean *= np.exp(factor, out=factor)
@@ -231,23 +218,15 @@ class LatencyModel:
         base = self._coefficients @ columns[:TERMS]
         if contention is not None:
             base += self._contention_coefficients @ contention
-        return base, self._correction(columns) if self._has_correction else None
+        return base, self._correction.log_factor(columns[LOG_COLUMNS]) if self._correction.present else None
 
     def nearby_shift(self, columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray | None:
         """Log factor by the newest like forwards, [m], not yet weighed; None if the snapshot holds none."""
-        return self._nearby.shift(columns[LOG_COLUMNS], group) if len(self._nearby) else None
+        return self._unweighed_nearby.shift(columns[LOG_COLUMNS], group) if len(self._nearby) else None
 
-    def _correction(self, columns: FloatArray) -> FloatArray:
-        """Sum over the log features of their piecewise-linear factors, bounded; [m]."""
-        logs = columns[LOG_COLUMNS]
-        piece = logs.astype(np.intp)
-        piece += _FIRST_KNOT
-        factors = self._slopes.take(piece, mode="clip")
-        factors *= logs
-        factors += self._intercepts.take(piece, mode="clip")
-        correction = _EACH_FEATURE @ factors
-        np.maximum(correction, -MAX_CORRECTION, out=correction)
-        return np.asarray(np.minimum(correction, MAX_CORRECTION, out=correction))
+    @cached_property
+    def _unweighed_nearby(self) -> Nearby:
+        return Nearby(self.snapshot.nearby)
 
 
 def _beside(contention: FloatArray) -> npt.NDArray[np.intp]:

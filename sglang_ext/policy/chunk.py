@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 
-from sglang_ext.policy.forwards import MixedTimes
+from sglang_ext.policy.forwards import Batch, Batches
 from sglang_ext.policy.prefill import Offer
-from sglang_ext.policy.types import IntArray
 
 COARSE = 12
 """Budgets of the first look, spaced by a constant factor: a small chunk needs a finer grid than a large one."""
@@ -17,17 +17,13 @@ COARSE = 12
 ENDS = 6
 """How many ends of prompts the first look includes: there time jumps up, or bends down."""
 
-PART_PAGE, ONE_TOKEN = np.array([-1, 0, 1]), np.array([0, 2])
-
 FINE = 10
 """Budgets of the second look, between the nearest and the furthest that the limit can be crossed."""
 
 BEFORE = (-1 / 16, -1 / 64)
 """And before them, in widths of the bracket: where a prompt begins the chord may cross too late."""
 
-_WAY = np.linspace(0.0, 1.0, FINE)
-LOOKS = np.concatenate([[(before, 1.0, 0.0) for before in BEFORE], np.stack([0.0 * _WAY, 1.0 - _WAY, _WAY], axis=1)])
-"""All of these, as weights of the bracket's width, the nearest and the furthest."""
+WAY = tuple(np.linspace(0.0, 1.0, FINE).tolist())
 
 
 @lru_cache(maxsize=1024)
@@ -35,39 +31,48 @@ def _spaced(pages: int, page: int) -> frozenset[int]:
     return frozenset((np.rint(np.geomspace(1, pages - 1, COARSE)).astype(np.int64) * page).tolist())
 
 
-def coarse_budgets(offer: Offer) -> IntArray:
-    """Budgets below the whole offer, from a page on, ascending, to begin the search with; all if they are few."""
-    pages = offer.most // offer.page
+def coarse_budgets(offer: Offer) -> list[int]:
+    """Budgets from a page to the whole offer, ascending, to begin the search with; all if they are few."""
+    most, page = offer.most, offer.page
+    pages = most // page
     if pages - 1 <= COARSE:
-        return np.arange(1, pages) * offer.page
-    bends = (bend for bend in _bends(offer)[:ENDS].ravel().tolist() if 0 < bend < offer.most)
-    return np.array(sorted(_spaced(pages, offer.page).union(bends)))
+        return list(range(page, most + 1, page))
+    near = [bend for start in offer.starts[1:-1][:ENDS] for by in _around(page) if 0 < (bend := start + by) < most]
+    return [*sorted(_spaced(pages, page).union(near)), most]
 
 
-def _bends(offer: Offer) -> IntArray:
-    """Budgets around where each prompt but the first begins [n − 1, 2 or 3], so that the corners lie between these.
+def _around(page: int) -> tuple[int, ...]:
+    """Where time bends, from where a prompt but the first begins: the corners lie between these budgets.
 
     The page before may be a part; the first page reads all that the prompt has cached, and if it is a single token
     it counts as a decode.
     """
-    bends: IntArray = offer.start[1:, None] + (PART_PAGE * offer.page if offer.page > 1 else ONE_TOKEN)
-    return bends
+    return (-page, 0, page) if page > 1 else (0, 2)
+
+
+def _bends(offer: Offer, low: int, high: int) -> bool:
+    """Whether time bends between two budgets."""
+    starts, last = offer.starts, len(offer.new)
+    for by in _around(offer.page):
+        first = bisect_right(starts, low - by, 1, last)
+        if first < last and starts[first] + by < high:
+            return True
+    return False
 
 
 def largest_chunk(
-    coarse: MixedTimes,
-    whole: MixedTimes,
-    predict: Callable[[IntArray], MixedTimes],
+    batches: Batches,
+    predict: Callable[[list[int]], Batches],
     offer: Offer,
     limit_s: float,
     tolerance_s: float,
     worth: Callable[[float], bool] = lambda tokens: True,
-) -> MixedTimes:
-    """The largest mixed batch found whose ``upper_s`` is within ``limit_s``; one row.
+) -> Batch:
+    """The largest mixed batch found whose ``upper_s`` is within ``limit_s``.
 
-    ``coarse``: the batches of :func:`coarse_budgets`, at least one; ``whole``: that of the whole offer, one row, known
-    to break it. If even a page breaks it, the limit becomes a page's own time plus ``tolerance_s``: the least
-    violation, up to what a prediction can tell apart.
+    ``batches``: those of :func:`coarse_budgets`, at least two; the last, the whole offer, is known to break it. If even
+    a page breaks it, the limit becomes a page's own time plus ``tolerance_s``: the least violation, up to what a
+    prediction can tell apart.
 
     But where prompts end, a roofline bends up only: it sums maxima of linear and quadratic terms of tokens. So between
     two batches with no such end between them it crosses the limit after their chord and before the lines through the
@@ -76,47 +81,39 @@ def largest_chunk(
     a time that never falls. If ``worth`` says of the furthest crossing, in tokens, that no chunk up to there matters,
     the second look is spared.
     """
-    page_s = float(coarse.upper_s[0])
-    if page_s > limit_s:
-        limit_s = page_s + tolerance_s
-    below = int((coarse.upper_s <= limit_s).nonzero()[0][-1])
-    best = coarse.row(below)
-    above = coarse.row(below + 1) if below + 1 < len(coarse.budgets) else whole
-    page = offer.page
-    first, last = int(best.budgets[0]) // page, int(above.budgets[0]) // page
-    first_s, last_s = float(best.upper_s[0]), float(above.upper_s[0])
+    budgets, upper_s, page = batches.budgets, batches.upper_s, offer.page
+    if upper_s[0] > limit_s:
+        limit_s = upper_s[0] + tolerance_s
+    below = len(budgets) - 2
+    while upper_s[below] > limit_s:
+        below -= 1
+    low, high = budgets[below], budgets[below + 1]
+    low_s, high_s = upper_s[below], upper_s[below + 1]
+    first, last = low // page, high // page
     between = last - first - 1
-    if between < 1 or last_s <= limit_s:
-        return best
-    nearest, furthest = first + (last - first) * (limit_s - first_s) / (last_s - first_s), float(last)
-    bends = _bends(offer)
-    if not ((bends > first * page) & (bends < last * page)).any():
-        furthest = max(_furthest(coarse, whole, below, page, limit_s), nearest)
+    if between < 1 or high_s <= limit_s:
+        return batches.at(below)
+    nearest, furthest = first + (last - first) * (limit_s - low_s) / (high_s - low_s), float(last)
+    if not _bends(offer, low, high):
+        furthest = max(_furthest(budgets, upper_s, below, limit_s) / page, nearest)
     if not worth(furthest * page):
-        return best
+        return batches.at(below)
     if between <= FINE:
-        grid = np.arange(first + 1, last)
+        grid = list(range(first + 1, last))
     else:
-        looks = LOOKS @ (last - first, nearest, furthest)
-        grid = np.minimum(np.maximum(looks.astype(np.int64), first + 1), last - 1)
-    fine = predict(grid * page)
-    fitting = np.where(fine.upper_s <= limit_s, grid, 0)
-    largest = int(fitting.argmax())
-    return fine.row(largest) if fitting[largest] else best
+        looks = [nearest + part * (last - first) for part in BEFORE]
+        looks += [(1.0 - part) * nearest + part * furthest for part in WAY]
+        grid = [min(max(int(look), first + 1), last - 1) for look in looks]
+    fine = predict([pages * page for pages in grid])
+    fitting = [index for index, time_s in enumerate(fine.upper_s) if time_s <= limit_s]
+    return fine.at(max(fitting, key=fine.budgets.__getitem__)) if fitting else batches.at(below)
 
 
-def _furthest(coarse: MixedTimes, whole: MixedTimes, below: int, page: int, limit_s: float) -> float:
-    """The furthest page where a curve that bends up only can cross the limit, after budget ``below`` of ``coarse``."""
-    around = slice(max(below - 1, 0), below + 3)
-    pages = [budget // page for budget in coarse.budgets[around].tolist()]
-    times = coarse.upper_s[around].tolist()
-    if below + 3 > len(coarse.budgets):
-        pages.append(int(whole.budgets[0]) // page)
-        times.append(float(whole.upper_s[0]))
-    at = min(below, 1)
-    furthest = float(pages[at + 1])
-    for start, end in ((at - 1, at), (at + 1, at + 2)):
-        if start >= 0 and end < len(pages) and times[end] > times[start]:
-            slope = (times[end] - times[start]) / (pages[end] - pages[start])
-            furthest = min(furthest, pages[end] + (limit_s - times[end]) / slope)
+def _furthest(budgets: list[int], upper_s: list[float], below: int, limit_s: float) -> float:
+    """The furthest that a curve that bends up only can cross the limit, after ``below`` of some batches."""
+    furthest = float(budgets[below + 1])
+    for start, end in ((below - 1, below), (below + 1, below + 2)):
+        if start >= 0 and end < len(budgets) and upper_s[end] > upper_s[start]:
+            slope = (upper_s[end] - upper_s[start]) / (budgets[end] - budgets[start])
+            furthest = min(furthest, budgets[end] + (limit_s - upper_s[end]) / slope)
     return furthest

@@ -7,13 +7,21 @@ weigh what they force.
 
 from __future__ import annotations
 
-import numpy as np
-
 from sglang_ext.policy.explore import Explorer
 from sglang_ext.policy.gaps import within
 from sglang_ext.policy.prefill import offer
-from sglang_ext.policy.table import FEASIBLE, best_rate, choose, decision
-from sglang_ext.policy.types import CHUNKED, TEMPORAL, CandidateTable, Decision, FloatArray, Model, Settings, Situation
+from sglang_ext.policy.table import best_rate, choose, decision
+from sglang_ext.policy.types import (
+    CHUNKED,
+    NO_PLANS,
+    TEMPORAL,
+    CandidateTable,
+    Decision,
+    Model,
+    Plan,
+    Settings,
+    Situation,
+)
 from sglang_ext.policy.weigh import Weighing, one_phase
 
 
@@ -47,47 +55,44 @@ def decide(situation: Situation, settings: Settings, model: Model, explorer: Exp
         return _held_to_slo(weighing, TEMPORAL, f"fallback:{why}")
     if mode == "duet":
         return _duet(weighing)
-    return _chosen([weighing.window_plans()], "forced")
+    return _chosen(CandidateTable(weighing.window_plans()), "forced")
 
 
 def _auto(weighing: Weighing, explorer: Explorer | None) -> Decision:
     settings = weighing.settings
     whole = weighing.whole_plan(TEMPORAL)
-    fits = bool(whole[FEASIBLE, 0])
     share = settings.concurrent and not weighing.no_window()
     turn = explorer if explorer is not None and settings.explore and share and explorer.due() else None
-    if fits and turn is None:
+    if whole.feasible and turn is None:
         return _decided(whole, "fits")
-    others = [weighing.window_plans()] if share else []
-    if not fits:
-        others += weighing.cut_plans(max((best_rate(plans) for plans in others), default=0.0))
-    table = CandidateTable(np.concatenate([whole, *others], axis=1))
-    index, reason = (0, "fits") if fits else choose(table)
+    windows = weighing.window_plans() if share and not weighing.windows_lose() else NO_PLANS
+    cut = [] if whole.feasible else weighing.cut_plans(best_rate(windows))
+    table = CandidateTable(windows, [whole], cut)
+    index, reason = (0, "fits") if whole.feasible else choose(table)
     other = turn.pick(table, index, weighing.situation.tbt_slo_s) if turn is not None else None
     return decision(table, index, reason) if other is None else decision(table, other, "explore")
 
 
 def _held_to_slo(weighing: Weighing, mode: int, reason: str) -> Decision:
     whole = weighing.whole_plan(mode)
-    if whole[FEASIBLE, 0]:
+    if whole.feasible:
         return _decided(whole, reason)
-    return _chosen([whole, *weighing.cut_plans()], reason)
+    return _chosen(CandidateTable(first=[whole], last=weighing.cut_plans()), reason)
 
 
 def _duet(weighing: Weighing) -> Decision:
-    whole = weighing.whole_plan(TEMPORAL)
-    whole[FEASIBLE] = weighing.whole.mean_s <= within(weighing.situation.tbt_slo_s)
-    if whole[FEASIBLE, 0]:
+    fits = weighing.whole.mean_s <= within(weighing.situation.tbt_slo_s)
+    whole = weighing.whole_plan(TEMPORAL)._replace(feasible=fits)
+    if fits:
         return _decided(whole, "fits")
-    return _chosen([whole, weighing.duet_plans()], "best")
+    return _chosen(CandidateTable(weighing.duet_plans(), [whole]), "best")
 
 
-def _chosen(rows: list[FloatArray], reason: str) -> Decision:
-    """The best of ``rows``, for ``reason``; a violation is named as such, unless it stands in for another mode."""
-    table = CandidateTable(np.concatenate(rows, axis=1))
+def _chosen(table: CandidateTable, reason: str) -> Decision:
+    """The best of ``table``, for ``reason``; a violation is named as such, unless it stands in for another mode."""
     index, why = choose(table)
     return decision(table, index, reason if why == "best" or reason.startswith("fallback") else why)
 
 
-def _decided(row: FloatArray, reason: str) -> Decision:
-    return decision(CandidateTable(row), 0, reason)
+def _decided(plan: Plan, reason: str) -> Decision:
+    return decision(CandidateTable(first=[plan]), 0, reason)

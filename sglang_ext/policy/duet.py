@@ -27,21 +27,15 @@ class DuetPlans(NamedTuple):
     allowed: BoolArray
 
 
-def steps_between(decode_s: FloatArray, prefill_s: FloatArray, most: int, *others: FloatArray) -> FloatArray:
-    """k ∈ {⌊t_p/t_d⌋, ⌊t_p/t_d⌋ + 1}, and ``others`` [...], within 1 and ``most``, as [2 or more, ...]."""
-    steps = np.empty((2 + len(others), *decode_s.shape))
-    np.floor(prefill_s / decode_s, out=steps[0])
-    np.add(steps[0], 1.0, out=steps[1])
-    for index, other in enumerate(others, start=2):
-        steps[index] = other
+def steps_between(decode_s: FloatArray, prefill_s: FloatArray, most: int, steps: FloatArray) -> None:
+    """k ∈ {⌊t_p/t_d⌋, ⌊t_p/t_d⌋ + 1} in the first two rows of ``steps`` [2 or more, ...]; keeps all within 1 and
+    ``most``."""
+    first = steps[0]
+    np.divide(prefill_s, decode_s, first)
+    np.floor(first, first)
+    np.add(first, 1.0, steps[1])
     np.maximum(steps, 1.0, out=steps)
-    return np.minimum(steps, most, out=steps)
-
-
-def duration_s(steps: FloatArray, decode_s: FloatArray, prefill_s: FloatArray, concurrent: bool) -> FloatArray:
-    """Time of k steps and one prefill: the longer of the two at once, or their sum one after the other."""
-    decoding_s = steps * decode_s
-    return np.maximum(decoding_s, prefill_s) if concurrent else decoding_s + prefill_s
+    np.minimum(steps, most, out=steps)
 
 
 def duet(
@@ -58,7 +52,9 @@ def duet(
     ``most_steps`` ≥ 1 bounds k by the memory for look-ahead. The published result is the plan of the highest
     ``tokens_per_s`` among those ``allowed``, of equals the one with the smaller S_d, then k; there may be none.
     """
-    steps = steps_between(decode_s, prefill_s, most_steps)
-    time_s = duration_s(steps, decode_s, prefill_s, concurrent)
+    steps = np.empty((2, *decode_s.shape))
+    steps_between(decode_s, prefill_s, most_steps, steps)
+    decoding_s = steps * decode_s
+    time_s = np.maximum(decoding_s, prefill_s) if concurrent else decoding_s + prefill_s
     allowed = np.broadcast_to(decode_s <= tbt_slo_s, steps.shape)
     return DuetPlans(steps, time_s, (steps * decode_tokens + prefill_tokens) / time_s, allowed)

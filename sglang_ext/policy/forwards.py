@@ -1,114 +1,99 @@
-"""The forwards that one decision asks the latency model about, in as few calls as their kinds allow.
+"""The batches that one decision asks the latency model about, in as few calls as can be.
 
-A call costs far more than a row, so all that is needed when the whole offer does not fit is asked for in one call. The
-decodes are summed once for all of them.
+A call costs far more than a batch, so all that is needed when the whole offer does not fit is asked for in one call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from learner.decodes import DecodeBatch, Decoding
-from learner.latency import Prediction
-from sglang_ext.policy.layout import Layout, arrange
-from sglang_ext.policy.prefill import Offer, compose, finished
-from sglang_ext.policy.types import FloatArray, IntArray, Model, Situation
+from learner.outlook import Following
+from sglang_ext.policy.layout import Layout
+from sglang_ext.policy.prefill import Offer
+from sglang_ext.policy.types import FloatArray, Model, Situation
 
 
-class MixedTimes(NamedTuple):
-    """Mixed batches [m], one per budget: the prefill tokens carried and the predicted times."""
+class Batch(NamedTuple):
+    """A mixed batch on all TPCs and its predicted times."""
 
-    budgets: IntArray
-    prefill_tokens: IntArray
-    mean_s: FloatArray
-    upper_s: FloatArray
-    roofline_s: FloatArray
+    budget: int
+    mean_s: float
+    upper_s: float
+    roofline_s: float
 
-    def rows(self, part: slice) -> MixedTimes:
-        """Some of them."""
-        return MixedTimes(
-            self.budgets[part], self.prefill_tokens[part], self.mean_s[part], self.upper_s[part], self.roofline_s[part]
-        )
 
-    def row(self, index: int) -> MixedTimes:
+class Batches(NamedTuple):
+    """Mixed batches, one per budget, and their predicted times."""
+
+    budgets: list[int]
+    mean_s: list[float]
+    upper_s: list[float]
+    roofline_s: list[float]
+
+    def at(self, index: int) -> Batch:
         """One of them."""
-        return self.rows(slice(index, index + 1))
+        return Batch(self.budgets[index], self.mean_s[index], self.upper_s[index], self.roofline_s[index])
 
 
-class Sizes(NamedTuple):
-    """Sizes of a window's prefill [p]: what each budget buys."""
+class Windows(NamedTuple):
+    """Windows of p sizes of the prefill in every division of a layout, size by size: w = p · n."""
 
-    budgets: IntArray
-    tokens: IntArray
-    ended: IntArray
-    """prompts that end in it"""
-
-
-class Everything(NamedTuple):
-    """What :meth:`Forwards.everything` predicts; of mixed batches, decode alone, the whole offer and smaller ones."""
-
-    decode_alone: MixedTimes
-    whole: MixedTimes
-    smaller: MixedTimes
+    layout: Layout
+    least_step_upper_s: float
+    """The bound on one step is no less in any of them."""
     next_upper_s: float
     """The bound on the next iteration's decode step if that runs nothing else, which it always can."""
-    layout: Layout
-    sizes: Sizes
-    windows: Prediction
-    """[2 · p · n]: the steps in each size's divisions of the layout, then their prefills"""
+    details: Callable[[], tuple[FloatArray, FloatArray]]
+    """Of each size: prefill budget, the tokens that it buys, and 1 if a prompt ends in it, which makes a first token
+    [3, p]; mean, bound and roofline of one step of each window, then of the prefills [3, 2 · w]. To be asked for, if
+    at all, before anything else is predicted."""
 
 
 class Forwards:
-    """Forwards of one situation's requests; what they have in common is prepared once."""
+    """Batches of one situation's requests; what they have in common is prepared once."""
 
     def __init__(self, situation: Situation, offer: Offer, model: Model) -> None:
-        self.offer = offer
         self.decodes = len(situation.decode_context)
-        self._model = model
-        self._batch = DecodeBatch(situation.decode_context)
+        self._offer = offer
+        self._outlook = model.outlook(offer.new, offer.cached, situation.decode_context)
 
-    def mixed(self, budgets: IntArray) -> MixedTimes:
-        """Every decode and the prefill that each budget [m] buys, on all TPCs; budget 0 is decode alone."""
-        new = compose(self.offer, budgets)
-        rows = np.add.reduce(finished(self.offer, new), axis=1) + self.decodes
-        terms = self._model.terms(new, self.offer.cached, rows, self._model.total_tpcs, Decoding(self._batch))
-        return MixedTimes(budgets, np.add.reduce(new, axis=1), *self._model.predict(terms))
+    def mixed(self, budgets: list[int]) -> Batches:
+        """Every decode and the prefill that each budget buys, on all TPCs; budget 0 is decode alone."""
+        times = self._outlook.predict(*self._offer.split([*budgets, *_padding(len(budgets))]))
+        return Batches(budgets, *times[:, : len(budgets)].tolist())
 
-    def everything(self, smaller: IntArray, grown: int, sizes: IntArray, layout: Layout) -> Everything:
-        """Mixed batches of ``smaller`` budgets [m] and the whole offer, and windows of each of ``sizes`` [p] in each
-        division of ``layout``, their halves beside each other where they run at once.
+    def mixed_and_windows(
+        self, budgets: list[int], sizes: list[int], layout: Layout, grown: int
+    ) -> tuple[Batches, Windows]:
+        """The same, and all windows with a prefill of each of ``sizes`` in the layout made for so many, their halves
+        beside each other where they run at once.
 
         By the next decode step contexts have ``grown``, and every prompt that the whole offer ends decodes too.
         """
-        offer, p = self.offer, len(sizes)
-        rows = arrange(layout, p, len(smaller) + 2, grown)
-        budgets = np.concatenate((sizes, (0, offer.most), smaller))
-        new = compose(offer, budgets)
-        ended = finished(offer, new)
-        tokens, ends = np.add.reduce(new, axis=1), np.add.reduce(ended, axis=1)
+        offer, p, n = self._offer, len(sizes), len(layout.decode_tpcs)
+        # The windows' own decode step, which runs beside their prefills or else alone, then the next iteration's.
+        whole, part = offer.split([*sizes, 0, 0, *budgets, *_padding(p + 2 + len(budgets))])
+        following = Following(offer.prompts(offer.most), grown)
+        times = self._outlook.predict(whole, part, p, following, layout.pairs)
+        prefills_s, times = (None, times) if layout.concurrent else (times[:, :p], times[:, p:])
 
-        q, context = new.take(rows.composition, axis=0), np.empty((len(rows.tpcs), len(offer.cached)))
-        context[:] = offer.cached
-        q[rows.following] = ended[p + 1]
-        context[rows.following] += offer.new + grown
-        logits = ends.take(rows.composition) + self.decodes * rows.decodes
-        decodes = Decoding(self._batch, rows.growth)
-        terms = self._model.terms(q, context, logits, rows.tpcs, decodes)
-        if layout.concurrent:
-            prediction = self._model.predict_pairs(terms, rows.own, rows.beside)
-        else:
-            prediction = Prediction(*(time.take(rows.own) for time in self._model.predict(terms)))
+        def details() -> tuple[FloatArray, FloatArray]:
+            of_sizes = (sizes, [offer.tokens(size) for size in sizes], [offer.prompts(size) > 0 for size in sizes])
+            if prefills_s is None:
+                halves_s = self._outlook.beside()
+            else:
+                steps_s = times[:, :1].repeat(p * n, axis=1)
+                halves_s = np.concatenate((steps_s, prefills_s.repeat(n, axis=1)), axis=1)
+            return np.fromiter(chain(*of_sizes), np.float64, 3 * p).reshape(3, p), halves_s
 
-        windows = len(layout.own)
-        times = MixedTimes(budgets[p:], tokens[p:], *(time[windows + 1 :] for time in prediction))
-        return Everything(
-            times.row(0),
-            times.row(1),
-            times.rows(slice(2, None)),
-            float(prediction.upper_s[windows]),
-            layout,
-            Sizes(sizes, tokens[:p], ends[:p]),
-            Prediction(*(time[:windows] for time in prediction)),
-        )
+        windows = Windows(layout, float(times[1, 0]), float(times[1, 1]), details)
+        return Batches(budgets, *times[:, 2 : len(budgets) + 2].tolist()), windows
+
+
+def _padding(batches: int) -> list[int]:
+    """Decode steps that round up a number of batches, so that the model sees few numbers of them."""
+    return [0] * (-batches % 16) if batches > 1 else []

@@ -6,27 +6,9 @@ first token after it, and for those whose first token it makes. Inputs are scala
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from numpy import add, ceil, divide, maximum, multiply, subtract
 
-import numpy as np
-
-from sglang_ext.policy.types import BoolArray, FloatArray
-
-
-class Gaps(NamedTuple):
-    largest_s: FloatArray
-    """Largest gap between two tokens."""
-    left_s: FloatArray
-    """How long a request's last token will have waited when the iteration ends."""
-
-
-class Halves(NamedTuple):
-    """Predicted times of a window's halves [...]: one decode step and the whole prefill, mean and bound."""
-
-    decode_s: FloatArray
-    decode_upper_s: FloatArray
-    prefill_s: FloatArray
-    prefill_upper_s: FloatArray
+from sglang_ext.policy.types import FloatArray
 
 
 def mixed_gap_s(upper_s: float, overhead_s: float) -> float:
@@ -35,38 +17,67 @@ def mixed_gap_s(upper_s: float, overhead_s: float) -> float:
 
 
 def window_gaps(
-    halves: Halves,
-    steps: FloatArray,
-    begins: BoolArray,
+    decode_upper_s: FloatArray,
+    decoding_s: FloatArray,
+    decoding_upper_s: FloatArray,
+    prefill_s: FloatArray,
+    prefill_upper_s: FloatArray,
+    begins: FloatArray,
     next_upper_s: float,
     host_overhead_s: float,
     waited_s: float,
-    concurrent: bool,
-) -> Gaps:
-    """Gaps of windows of ``steps`` = k decode steps beside (or, not ``concurrent``, before) one prefill [k, p, n].
+    largest_s: FloatArray,
+    left_s: FloatArray,
+) -> None:
+    """Gaps of windows of k decode steps beside one prefill: fills ``largest_s``, the largest gap between two tokens,
+    and ``left_s``, how long a request's last token will have waited when the window ends. Arrays are of any one shape.
 
-    Three gaps can be the largest: to the first step (the wait so far, the host, t_d); between two steps (t_d, smaller
-    than the first); and across the end: what is left of max(k·t_d, t_p) after the k-th step, plus the host and
-    ``next_upper_s``, the bound on a decode step alone, which the next iteration can always run. What is left counts
-    the prefill at its bound and the steps at their mean: a decode that is quicker than its bound waits longer. Where
-    ``begins`` the prefill makes first tokens; they wait for the rest of the steps, which then count at their bound.
-    The k steps are alike, as in the article: what a few more tokens of context add is far below the bound's margin.
+    Given are the bound on one step; mean and bound of all k steps, of which the bound is overwritten; and mean and
+    bound of the prefill. Three gaps can be the largest: to the first step (the wait so far, the host, t_d); between
+    two steps (t_d, smaller than the first); and across the end: what is left of max(k·t_d, t_p) after the k-th step,
+    plus the host and ``next_upper_s``, the bound on a decode step alone, which the next iteration can always run. What
+    is left counts the prefill at its bound and the steps at their mean: a decode that is quicker than its bound waits
+    longer. Where ``begins`` is 1, else 0, the prefill makes first tokens; they wait for the rest of the steps, which
+    then count at their bound. The k steps are alike, as in the article: what a few more tokens of context add is far
+    below the bound's margin.
     """
-    first_s = halves.decode_upper_s + (host_overhead_s + waited_s)
-    after_s = host_overhead_s + next_upper_s
-    if not concurrent:
-        left_s = np.broadcast_to(halves.prefill_upper_s, steps.shape)
-        return Gaps(np.maximum(first_s, left_s + after_s), left_s)
-    left_s = halves.prefill_upper_s - steps * halves.decode_s
-    begun_s = (steps * halves.decode_upper_s - halves.prefill_s) * begins
-    left_s = np.maximum(np.maximum(left_s, begun_s), 0.0)
-    return Gaps(np.maximum(first_s, left_s + after_s), left_s)
+    subtract(prefill_upper_s, decoding_s, left_s)
+    begun_s = subtract(decoding_upper_s, prefill_s, decoding_upper_s)
+    multiply(begun_s, begins, begun_s)
+    maximum(left_s, begun_s, out=left_s)
+    maximum(left_s, 0.0, out=left_s)
+    add(left_s, host_overhead_s + next_upper_s, largest_s)
+    maximum(largest_s, decode_upper_s + (host_overhead_s + waited_s), out=largest_s)
 
 
-def least_steps(halves: Halves, next_upper_s: float, host_overhead_s: float, limit_s: float) -> FloatArray:
-    """The smallest k that keeps the gap across a concurrent window's end within ``limit_s``; more only costs rate."""
-    spare_s = limit_s - host_overhead_s - next_upper_s
-    return np.asarray(np.ceil((halves.prefill_upper_s - spare_s) / halves.decode_s))
+def turn_gaps(
+    decode_upper_s: FloatArray,
+    prefill_upper_s: FloatArray,
+    next_upper_s: float,
+    host_overhead_s: float,
+    waited_s: float,
+    largest_s: FloatArray,
+    left_s: FloatArray,
+) -> None:
+    """The same for windows whose prefill runs after the steps: all of it is left then."""
+    left_s[...] = prefill_upper_s
+    add(left_s, host_overhead_s + next_upper_s, largest_s)
+    maximum(largest_s, decode_upper_s + (host_overhead_s + waited_s), out=largest_s)
+
+
+def least_steps(
+    decode_s: FloatArray,
+    prefill_upper_s: FloatArray,
+    next_upper_s: float,
+    host_overhead_s: float,
+    limit_s: float,
+    steps: FloatArray,
+) -> None:
+    """Fill ``steps`` [w] with the smallest k that keeps the gap across a window's end within ``limit_s``; more only
+    costs rate."""
+    subtract(prefill_upper_s, limit_s - host_overhead_s - next_upper_s, steps)
+    divide(steps, decode_s, steps)
+    ceil(steps, steps)
 
 
 def within(tbt_slo_s: float) -> float:

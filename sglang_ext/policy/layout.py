@@ -4,34 +4,95 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
+from numpy import add, maximum, multiply
 
-from learner.decodes import growth
-from sglang_ext.policy.types import RESERVED, SPATIAL, FloatArray, IntArray, Settings
+from learner.pairs import Pairs
+from sglang_ext.policy.table import (
+    DECODE_TPCS,
+    FEASIBLE,
+    GAP,
+    LEFT,
+    LOOK_AHEAD_STEPS,
+    MODE,
+    PREDICTED,
+    PREFILL_TOKENS,
+    PREFILL_TPCS,
+    RATE,
+    ROOFLINE,
+)
+from sglang_ext.policy.types import RESERVED, SPATIAL, FloatArray, IntArray, Plan, Settings
+
+
+class WindowRoom:
+    """Room to weigh w windows (sizes of the prefill × n divisions, size by size) with k numbers of steps each.
+
+    All is flat, [k · w]; see :mod:`learner.prompts` for why it is kept, which makes it room for one thread.
+    ``table`` [12, k · w] is a candidate table, in which modes and TPCs stand already.
+    """
+
+    def __init__(self, mode: IntArray, decode_tpcs: IntArray, prefill_tpcs: IntArray, sizes: int, k: int) -> None:
+        self.divisions = n = len(mode)
+        w, size = sizes * n, k * sizes * n
+        self.table = table = np.zeros((len(Plan._fields), size))
+        table[[MODE, PREFILL_TPCS, DECODE_TPCS]] = np.tile((mode, prefill_tpcs, decode_tpcs), k * sizes)
+        self.budgets, self.steps, self.left_s = table[PREFILL_TOKENS], table[LOOK_AHEAD_STEPS], table[LEFT]
+        self.predicted_s, self.gap_s = table[PREDICTED], table[GAP]
+        self.rate, self.feasible = table[RATE], table[FEASIBLE]
+        self.by_window = self.steps.reshape(k, w)
+        """The steps [k, w]."""
+
+        size_of, window = np.tile(np.arange(sizes).repeat(n), k), np.tile(np.arange(w), k)
+        self._size, self._half = size_of, np.concatenate([window, w + window])
+        self._sizes, self._halves_s = np.empty((3, size)), np.empty((3, 2 * size))
+        self._budgets, self.tokens, self.begins = self._sizes
+        self.step_s, self.step_upper_s, _ = step_s = self._halves_s[:, :size]
+        self.prefill_s, self.prefill_upper_s, _ = prefill_s = self._halves_s[:, size:]
+        self.of_window = self.step_s[:w], self.prefill_s[:w], self.prefill_upper_s[:w]
+        """Means of a step and of the prefill, and the bound of the prefill, of each window [w]."""
+        decoding_s = np.empty((3, size))
+        self.decoding_s, self.decoding_upper_s, _ = decoding_s
+        self._durations = list(zip(step_s, decoding_s, prefill_s, table[PREDICTED : ROOFLINE + 1], strict=True))
+        self.scratch, self.keeps, self.score = np.empty(size), np.empty(size, dtype=np.bool_), np.empty(size)
+        self.score_by_division, self.first = self.score.reshape(-1, n), np.arange(n)
+        self.preference_s = -1e-12 * np.arange(size)
+        """Of gaps that are the same but for rounding, the first is the best: that with the larger prefill."""
+
+    def fill(self, sizes: FloatArray, halves_s: FloatArray) -> None:
+        """Take in each size's budget, tokens and whether a prompt ends [3, sizes], and the halves' times [3, 2 · w]."""
+        sizes.take(self._size, axis=1, out=self._sizes, mode="clip")
+        halves_s.take(self._half, axis=1, out=self._halves_s, mode="clip")
+        self.budgets[...] = self._budgets
+
+    def last(self, concurrent: bool) -> None:
+        """Find how long steps and prefills last, one by one and together: mean, bound and roofline."""
+        for step_s, decoding_s, prefill_s, duration_s in self._durations:
+            multiply(self.steps, step_s, decoding_s)
+            if concurrent:
+                maximum(decoding_s, prefill_s, out=duration_s)
+            else:
+                add(decoding_s, prefill_s, duration_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Divisions of the device, each to be weighed with several sizes of the prefill.
+    """Divisions of the device, each to be weighed with the same number of sizes of the prefill.
 
-    ``mode`` (an index of MODES), ``decode_tpcs`` and ``prefill_tpcs`` [n]: what each division gives. A decode step is
-    predicted once for each of ``step_tpcs``, the distinct counts, and a prefill for each size on each of
-    ``part_tpcs``; ``tpcs`` are those of all these forwards, in this order. ``own`` [2 · sizes · n] picks from them the
-    windows' steps, then their prefills, and ``beside`` what runs beside each.
+    ``decode_tpcs`` and ``prefill_tpcs`` [n]: what each division gives. ``pairs``: the halves of all windows if they run
+    at once; None if they run one after the other. ``room``: where to weigh all windows, by how many numbers of steps
+    are weighed of each.
     """
 
-    mode: IntArray
     decode_tpcs: IntArray
     prefill_tpcs: IntArray
-    step_tpcs: IntArray
-    part_tpcs: IntArray
-    tpcs: IntArray
-    own: IntArray
-    beside: IntArray
-    total_tpcs: int
-    concurrent: bool
+    pairs: Pairs | None
+    room: dict[int, WindowRoom]
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether the halves run at once."""
+        return self.pairs is not None
 
 
 @lru_cache(maxsize=64)
@@ -59,7 +120,6 @@ def lay_out(modes: tuple[int, ...], levels: tuple[int, ...], total_tpcs: int, co
     """All divisions of ``modes`` over ``levels``, for so many ``sizes`` of the prefill.
 
     Where the halves cannot run at once there is one for each mode: each half has the whole device in its turn.
-    Without modes there is none.
     """
     if concurrent:
         offered = np.array(levels, dtype=np.int64)
@@ -67,59 +127,8 @@ def lay_out(modes: tuple[int, ...], levels: tuple[int, ...], total_tpcs: int, co
     else:
         whole = np.array([total_tpcs], dtype=np.int64)
         divided = [(whole, whole) for _ in modes]
-    none = np.zeros(0, dtype=np.int64)
-    mode = np.concatenate([none, *(np.full(len(at[0]), one) for one, at in zip(modes, divided, strict=True))])
-    decode_tpcs = np.concatenate([none, *(decode for decode, _ in divided)])
-    prefill_tpcs = np.concatenate([none, *(prefill for _, prefill in divided)])
-    step_tpcs, step_index = np.unique(decode_tpcs, return_inverse=True)
-    part_tpcs, part_index = np.unique(prefill_tpcs, return_inverse=True)
-    tpcs = np.concatenate([step_tpcs, np.tile(part_tpcs, sizes)])
-    step_rows = np.tile(step_index, sizes)
-    prefill_rows = len(step_tpcs) + (np.arange(sizes)[:, None] * len(part_tpcs) + part_index).ravel()
-    own = np.concatenate([step_rows, prefill_rows])
-    beside = np.concatenate([prefill_rows, step_rows])
-    return Layout(mode, decode_tpcs, prefill_tpcs, step_tpcs, part_tpcs, tpcs, own, beside, total_tpcs, concurrent)
-
-
-class Arrangement(NamedTuple):
-    """Rows of one call of the model: a layout's forwards, the next decode step, mixed batches, and nothing at all.
-
-    ``composition`` says what each row prefills, as an index of the layout's sizes, then the mixed batches (the first
-    prefills nothing, the second everything); ``decodes`` (0 or 1) whether it decodes; both [r], like ``tpcs``;
-    ``growth`` [3, r] in what contexts. ``following`` is the next decode step's row. ``own`` picks what is predicted:
-    the layout's windows, then the next decode step and the mixed batches; ``beside`` what runs beside each.
-    """
-
-    composition: IntArray
-    decodes: FloatArray
-    growth: FloatArray
-    tpcs: IntArray
-    following: int
-    own: IntArray
-    beside: IntArray
-
-
-@lru_cache(maxsize=256)
-def arrange(layout: Layout, sizes: int, mixed: int, grown: int) -> Arrangement:
-    """The rows for a layout made for so many ``sizes``, so many ``mixed`` batches on the whole device, and a next
-    decode step in contexts that have ``grown``.
-    """
-    steps, following = len(layout.step_tpcs), len(layout.tpcs)
-    alone, whole, nothing = sizes, sizes + 1, following + 1 + mixed
-    composition = np.concatenate(
-        [
-            np.full(steps, alone),
-            np.arange(sizes).repeat(len(layout.part_tpcs)),
-            [whole],
-            alone + np.arange(mixed),
-            [alone],
-        ]
-    )
-    decodes = np.ones(nothing + 1)
-    decodes[steps:following] = decodes[nothing] = 0.0
-    longer = np.zeros(nothing + 1)
-    longer[following] = grown
-    tpcs = np.concatenate([layout.tpcs, np.full(mixed + 2, layout.total_tpcs)])
-    own = np.concatenate([layout.own, np.arange(following, nothing)])
-    beside = np.concatenate([layout.beside, np.full(mixed + 1, nothing)])
-    return Arrangement(composition, decodes, growth(decodes, longer), tpcs, following, own, beside)
+    mode = np.concatenate([np.full(len(at[0]), one) for one, at in zip(modes, divided, strict=True)])
+    decode_tpcs, prefill_tpcs = (np.concatenate(halves) for halves in zip(*divided, strict=True))
+    pairs = Pairs(decode_tpcs, prefill_tpcs, sizes) if concurrent else None
+    room = {steps: WindowRoom(mode, decode_tpcs, prefill_tpcs, sizes, steps) for steps in (2, 3)}
+    return Layout(decode_tpcs, prefill_tpcs, pairs, room)

@@ -6,48 +6,58 @@ whole takes whole pages of the budget, and a chunk that is not its prompt's last
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
 
-from sglang_ext.policy.types import BoolArray, IntArray, Situation
+from sglang_ext.policy.types import IntArray, Situation
 
 
 class Offer(NamedTuple):
     """The waiting requests that the largest budget reaches, in order.
 
-    ``new``, ``cached`` [n]: uncached and cached tokens. ``start`` [n]: budget used up before each request.
-    ``most``: the smallest budget, a multiple of ``page``, that takes all that the largest one can; 0 if nothing
-    can be taken, because nothing waits or because the largest budget is less than a page.
+    ``new``, ``cached`` [n]: uncached and cached tokens. ``start`` [n + 1]: budget used up before each request and after
+    the last; ``starts`` the same as a list. ``most``: the smallest budget, a multiple of ``page``, that takes all that
+    the largest one can; 0 if nothing can be taken, because nothing waits or because the largest budget is less than a
+    page. The budgets that the methods take are whole pages, at most ``most``.
     """
 
     new: IntArray
     cached: IntArray
     start: IntArray
+    starts: list[int]
     most: int
     page: int
+
+    def split(self, budgets: list[int]) -> tuple[IntArray, IntArray]:
+        """How many prompts each budget [m] takes whole, and how many tokens of the next; each [m]."""
+        asked = np.fromiter(budgets, np.int64, len(budgets))
+        whole = self.start[1:].searchsorted(asked, "right")
+        return whole, asked - self.start.take(whole)
+
+    def prompts(self, budget: int) -> int:
+        """How many prompts a budget takes whole."""
+        return bisect_right(self.starts, budget) - 1
+
+    def tokens(self, budget: int) -> int:
+        """How many tokens a budget buys: fewer than it is where prompts end off a page."""
+        if self.page == 1:
+            return budget
+        whole = self.prompts(budget)
+        taken: list[int] = self.new[:whole].tolist()
+        return sum(taken) + budget - self.starts[whole]
 
 
 def offer(situation: Situation) -> Offer:
     """Cut the queue to what the situation's budget can reach."""
     page = situation.page_size
-    budget = situation.prefill_budget // page * page
-    reach = max(budget // page, 0)
-    new, cached = situation.prefill_new[:reach], situation.prefill_cached[:reach]
-    paged = new if page == 1 else -(-new // page) * page
-    end = paged.cumsum()
-    count = int(end.searchsorted(budget)) + 1
-    new, cached, paged, end = new[:count], cached[:count], paged[:count], end[:count]
-    most = min(budget, int(end[-1])) if len(end) else 0
-    return Offer(new, cached, end - paged, most, page)
-
-
-def compose(offer: Offer, budgets: IntArray) -> IntArray:
-    """New tokens per request [m, n] for each budget [m], all multiples of the page."""
-    composed: IntArray = np.minimum(np.maximum(budgets[:, None] - offer.start, 0), offer.new)
-    return composed
-
-
-def finished(offer: Offer, composed: IntArray) -> BoolArray:
-    """Which requests end their prompt [m, n] under each composition [m, n]."""
-    return np.equal(composed, offer.new)
+    pages = max(situation.prefill_budget // page, 0)
+    budget, starts, used = pages * page, [0], 0
+    for tokens in situation.prefill_new[:pages].tolist():
+        used += tokens if page == 1 else -(-tokens // page) * page
+        starts.append(used)
+        if used >= budget:
+            break
+    new, cached = situation.prefill_new[: len(starts) - 1], situation.prefill_cached[: len(starts) - 1]
+    return Offer(new, cached, np.fromiter(starts, np.int64, len(starts)), starts, min(budget, used), page)

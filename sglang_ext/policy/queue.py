@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_ext.policy.pace import LONGEST, prefill_curve
+from sglang_ext.policy.pace import prefill_curve
 from sglang_ext.policy.types import FloatArray, IntArray, Model
 
 PATIENCE_S = 30.0
@@ -20,14 +20,9 @@ def prefill_alone_s(model: Model, new: IntArray, cached: IntArray) -> FloatArray
     What a prompt of new + cached tokens takes more than one of the cached ones, which is right for causal attention,
     but no less than a prompt of the new ones.
     """
-    tokens, times = prefill_curve(model)
-    total = new + cached
-    upto, own, before = np.interp(np.array((total, new, cached)), tokens, times)
-    beyond = total > LONGEST
-    if np.logical_or.reduce(beyond):
-        upto[beyond] = times[-1] * (total[beyond] / LONGEST)
-    alone: FloatArray = np.maximum(own, upto - before)
-    return alone
+    n = len(new)
+    times = np.interp(np.concatenate((new + cached, new, cached)), *prefill_curve(model))
+    return np.maximum(times[:n] - times[2 * n :], times[n : 2 * n])
 
 
 def order_queue(
@@ -55,10 +50,10 @@ def order_queue(
     arrived before it are gone.
     """
     deadline_s = arrival_s + ttft_slo_s
-    late = now_s + prefill_s > deadline_s
+    late = prefill_s + now_s > deadline_s
     key = np.where(late, uncached_tokens + ageing_tokens_per_s * (arrival_s - now_s), deadline_s)
-    overdue = late & (now_s - deadline_s > patience_s)
-    key[overdue] = arrival_s[overdue]
-    rank = late + 1
-    rank[overdue] = 0
+    rank = late.astype(np.int8)
+    if len(key) and deadline_s[deadline_s.argmin()] < now_s - patience_s:
+        overdue = late & (now_s - deadline_s > patience_s)
+        key[overdue], rank[overdue] = arrival_s[overdue], -1
     return np.lexsort((key, rank))

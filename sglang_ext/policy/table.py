@@ -1,56 +1,23 @@
-"""Building and choosing from the table of candidates."""
+"""Choosing from the table of candidates."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import ArrayLike
+import math
 
 from sglang_ext.policy.types import MODES, CandidateTable, Decision, FloatArray
 
-FEASIBLE = CandidateTable.COLUMNS.index("feasible")
-RATE = CandidateTable.COLUMNS.index("tokens_per_s")
+MODE, PREFILL_TOKENS, PREFILL_TPCS, DECODE_TPCS, LOOK_AHEAD_STEPS = range(5)
+PREDICTED, UPPER, ROOFLINE, GAP, RATE, FEASIBLE, LEFT = range(5, 12)
 
 SAME = 0.1
 """Where nothing is feasible, violations this much above the least count as the least: predictions are no finer, and
 with pages of one token a prefill would otherwise crawl along by a token an iteration."""
 
 
-def plans(
-    size: int,
-    *,
-    mode: ArrayLike,
-    prefill_tokens: ArrayLike,
-    prefill_tpcs: ArrayLike,
-    decode_tpcs: ArrayLike,
-    look_ahead_steps: ArrayLike,
-    predicted_s: ArrayLike,
-    upper_s: ArrayLike,
-    roofline_s: ArrayLike,
-    largest_gap_s: ArrayLike,
-    tokens_per_s: ArrayLike,
-    feasible: ArrayLike,
-    left_s: ArrayLike,
-) -> FloatArray:
-    """Lay ``size`` plans out as columns of a table; every quantity is a scalar or [size]."""
-    matrix = np.empty((len(CandidateTable.COLUMNS), size))
-    matrix[0] = mode
-    matrix[1] = prefill_tokens
-    matrix[2] = prefill_tpcs
-    matrix[3] = decode_tpcs
-    matrix[4] = look_ahead_steps
-    matrix[5] = predicted_s
-    matrix[6] = upper_s
-    matrix[7] = roofline_s
-    matrix[8] = largest_gap_s
-    matrix[9] = tokens_per_s
-    matrix[10] = feasible
-    matrix[11] = left_s
-    return matrix
-
-
 def best_rate(columns: FloatArray) -> float:
     """The highest rate of the feasible among some plans [12, m]; 0 if there is none."""
-    return float((columns[RATE] * columns[FEASIBLE]).max(initial=0.0))
+    rates = columns[RATE] * columns[FEASIBLE]
+    return float(rates[rates.argmax()]) if rates.size else 0.0
 
 
 def choose(table: CandidateTable) -> tuple[int, str]:
@@ -59,31 +26,35 @@ def choose(table: CandidateTable) -> tuple[int, str]:
     If there is none, the highest rate among the plans with prefill whose largest gap is the least, or close to it
     (``least_violation``): neither phase may starve.
     """
-    rate = table["tokens_per_s"]
-    feasible = table["feasible"] > 0
-    if feasible.any():
-        return int(np.argmax(np.where(feasible, rate, -1.0))), "best"
-    gap = np.where(table["prefill_tokens"] > 0, table["largest_gap_s"], np.inf)
-    return int(np.argmax(np.where(gap <= gap.min() * (1.0 + SAME), rate, -1.0))), "least_violation"
+    rates = table.quantity(RATE)
+    scores = [rate if keeps else -1.0 for rate, keeps in zip(rates, table.quantity(FEASIBLE), strict=True)]
+    best = max(scores)
+    if best >= 0.0:
+        return scores.index(best), "best"
+    gaps_s = table.quantity(GAP)
+    for index, tokens in enumerate(table.quantity(PREFILL_TOKENS)):
+        if not tokens:
+            gaps_s[index] = math.inf
+    limit_s = min(gaps_s) * (1.0 + SAME)
+    scores = [rate if gap_s <= limit_s else -1.0 for rate, gap_s in zip(rates, gaps_s, strict=True)]
+    return scores.index(max(scores)), "least_violation"
 
 
 def decision(table: CandidateTable, index: int, reason: str) -> Decision:
-    """Spell out one row."""
-    mode, tokens, prefill_tpcs, decode_tpcs, steps, predicted, upper, roofline, gap, _, _, left = table.matrix[
-        :, index
-    ].tolist()
+    """Spell out one plan."""
+    plan = table.plan(index)
     return Decision(
-        mode=MODES[int(mode)],
+        mode=MODES[int(plan.mode)],
         reason=reason,
-        prefill_tokens=int(tokens),
-        prefill_tpcs=int(prefill_tpcs),
-        decode_tpcs=int(decode_tpcs),
-        look_ahead_steps=int(steps),
-        predicted_s=predicted,
-        upper_s=upper,
-        roofline_s=roofline,
-        largest_gap_s=gap,
-        left_s=left,
+        prefill_tokens=int(plan.prefill_tokens),
+        prefill_tpcs=int(plan.prefill_tpcs),
+        decode_tpcs=int(plan.decode_tpcs),
+        look_ahead_steps=int(plan.look_ahead_steps),
+        predicted_s=plan.predicted_s,
+        upper_s=plan.upper_s,
+        roofline_s=plan.roofline_s,
+        largest_gap_s=plan.largest_gap_s,
+        left_s=plan.left_s,
         candidates=table,
         index=index,
     )

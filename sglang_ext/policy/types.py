@@ -5,8 +5,10 @@ All counts of SMs are in TPCs, all times in seconds, all lengths in tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from learner.records import Candidates
 
 if TYPE_CHECKING:
-    from learner.decodes import Decoding
     from learner.latency import Prediction, Terms
+    from learner.outlook import Following
+    from learner.pairs import Pairs
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -28,29 +31,39 @@ TEMPORAL, CHUNKED, SPATIAL, RESERVED = range(4)
 ModeSetting: TypeAlias = Literal["auto", "temporal", "chunked", "spatial", "reserved", "duet"]
 
 
+class Outlook(Protocol):
+    """What the policy asks of one iteration's forwards; see :class:`learner.outlook.Outlook`."""
+
+    def predict(
+        self,
+        whole: IntArray,
+        part: IntArray,
+        prefills: int = 0,
+        following: Following | None = None,
+        pairs: Pairs | None = None,
+    ) -> FloatArray: ...
+
+    def beside(self) -> FloatArray: ...
+
+
 class Model(Protocol):
     """What the policy asks of a latency model, which never changes; :class:`learner.latency.LatencyModel` is one."""
 
     @property
     def total_tpcs(self) -> int: ...
 
-    def terms(
-        self,
-        q: ArrayLike,
-        c: ArrayLike,
-        logits_rows: ArrayLike,
-        tpcs: ArrayLike,
-        decodes: Decoding | None = None,
-    ) -> Terms: ...
+    def terms(self, q: ArrayLike, c: ArrayLike, logits_rows: ArrayLike, tpcs: ArrayLike) -> Terms: ...
 
     def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction: ...
 
-    def predict_pairs(self, terms: Terms, own: NDArray[np.intp], beside: NDArray[np.intp]) -> Prediction: ...
+    def outlook(self, new: IntArray, cached: IntArray, context: IntArray) -> Outlook: ...
 
     def __hash__(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
+# Situations and decisions are values like the rest; but one of each is made in every iteration, and making a frozen
+# one takes four times as long.
+@dataclass(slots=True)
 class Situation:
     """Everything about one iteration that is not a setting.
 
@@ -91,43 +104,77 @@ class Settings:
     explore: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateTable:
-    """Plans that were weighed: ``matrix`` [len(COLUMNS), m], one row of it per quantity, one column per plan.
+class Plan(NamedTuple):
+    """One plan that was weighed.
 
     ``mode`` indexes :data:`MODES`. ``prefill_tokens`` is the budget for admission, a multiple of the page.
     ``look_ahead_steps`` counts decode steps: k in a window, 1 in a mixed batch, 0 if nothing decodes. ``predicted_s``,
     ``upper_s`` and ``roofline_s`` are of the whole iteration, without the host's overhead. ``largest_gap_s`` bounds
     the time between two tokens of a running request, with overheads and, for a window, the wait for the next
-    iteration's token. ``left_s`` bounds how long a request's last token has waited when the iteration ends: what is
-    left of a window after its last decode step, or after its first tokens. ``tokens_per_s`` is the objective: tokens
-    of both phases per second of predicted time. ``feasible`` (0 or 1): the constraint holds.
+    iteration's token. ``tokens_per_s`` is the objective: tokens of both phases per second of predicted time.
+    ``feasible`` (0 or 1): the constraint holds. ``left_s`` bounds how long a request's last token has waited when the
+    iteration ends: what is left of a window after its last decode step, or after its first tokens.
     """
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (
-        "mode",
-        "prefill_tokens",
-        "prefill_tpcs",
-        "decode_tpcs",
-        "look_ahead_steps",
-        "predicted_s",
-        "upper_s",
-        "roofline_s",
-        "largest_gap_s",
-        "tokens_per_s",
-        "feasible",
-        "left_s",
-    )
+    mode: float
+    prefill_tokens: float
+    prefill_tpcs: float
+    decode_tpcs: float
+    look_ahead_steps: float
+    predicted_s: float
+    upper_s: float
+    roofline_s: float
+    largest_gap_s: float
+    tokens_per_s: float
+    feasible: float
+    left_s: float
 
-    matrix: FloatArray
+
+NO_PLANS = np.zeros((len(Plan._fields), 0))
+
+
+class CandidateTable:
+    """Plans that were weighed: the ``first``, those in ``columns`` [12, m], one column each, and the ``last``.
+
+    They are laid out together only when somebody looks at them.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = Plan._fields
+
+    def __init__(self, columns: FloatArray = NO_PLANS, first: Sequence[Plan] = (), last: Sequence[Plan] = ()) -> None:
+        self.columns, self.first, self.last = columns, first, last
+
+    @cached_property
+    def matrix(self) -> FloatArray:
+        """[12, m]: one row per quantity, one column per plan."""
+        parts = (
+            np.array(plans, dtype=np.float64).reshape(-1, len(Plan._fields)).T for plans in (self.first, self.last)
+        )
+        first, last = parts
+        return np.concatenate((first, self.columns, last), axis=1)
 
     def __len__(self) -> int:
-        return int(self.matrix.shape[1])
+        return len(self.first) + int(self.columns.shape[1]) + len(self.last)
 
     def __getitem__(self, column: str) -> FloatArray:
         """One quantity of every plan [m]."""
         row: FloatArray = self.matrix[self.COLUMNS.index(column)]
         return row
+
+    def quantity(self, row: int) -> list[float]:
+        """The same, by the number of its row, without laying out the rest."""
+        columns: list[float] = self.columns[row].tolist() if self.columns.size else []
+        return [plan[row] for plan in self.first] + columns + [plan[row] for plan in self.last]
+
+    def plan(self, index: int) -> Plan:
+        """One of them."""
+        if index < len(self.first):
+            return self.first[index]
+        index -= len(self.first)
+        if index < self.columns.shape[1]:
+            quantities: list[float] = self.columns[:, index].tolist()
+            return Plan(*quantities)
+        return self.last[index - int(self.columns.shape[1])]
 
     def to_record(self) -> Candidates:
         """The columns as lists, as they are logged."""
@@ -148,7 +195,7 @@ class CandidateTable:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """One iteration's plan; a row of ``candidates``, spelt out.
 
@@ -162,7 +209,7 @@ class Decision:
     so there was nothing to share), or ``fallback:<why>`` (a forced mode was impossible).
 
     ``prefill_tokens`` is the budget for admission, a multiple of the page; 0: no prefill in this iteration. For the
-    times see :class:`CandidateTable`.
+    times see :class:`Plan`.
     """
 
     mode: Mode

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
 from sglang_ext.policy.chunk import coarse_budgets, largest_chunk
-from sglang_ext.policy.duet import duet
-from sglang_ext.policy.forwards import Everything, Forwards, MixedTimes
+from sglang_ext.policy.forwards import Batch, Batches, Forwards, Windows
 from sglang_ext.policy.gaps import mixed_gap_s, within
 from sglang_ext.policy.layout import Layout, lay_out, levels_on_offer
-from sglang_ext.policy.pace import prefill_curve
+from sglang_ext.policy.pace import prefill_s
 from sglang_ext.policy.prefill import Offer
-from sglang_ext.policy.table import SAME, plans
-from sglang_ext.policy.types import (
-    CHUNKED,
-    RESERVED,
-    SPATIAL,
-    TEMPORAL,
-    FloatArray,
-    IntArray,
-    Model,
-    Settings,
-    Situation,
-)
-from sglang_ext.policy.windows import DUET_SHARES, SHARES, as_windows, best_windows, lay_down, prefill_sizes, weigh
+from sglang_ext.policy.table import SAME
+from sglang_ext.policy.types import CHUNKED, RESERVED, SPATIAL, TEMPORAL, FloatArray, Model, Plan, Settings, Situation
+from sglang_ext.policy.windows import DUET_SHARES, SHARES, best_windows, duet_windows, prefill_sizes
 
 WINDOW_MODES: dict[str, tuple[int, ...]] = {
     "auto": (SPATIAL, RESERVED),
@@ -31,7 +20,15 @@ WINDOW_MODES: dict[str, tuple[int, ...]] = {
     "reserved": (RESERVED,),
     "duet": (SPATIAL,),
 }
-NOTHING = np.zeros(0, dtype=np.int64)
+
+
+class Everything(NamedTuple):
+    """What is asked of the model when the whole offer does not fit."""
+
+    mixed: Batches
+    """Of ascending budgets, the whole offer last, and alone unless smaller ones may be asked for."""
+    decode_alone: Batch
+    windows: Windows | None
 
 
 class Weighing:
@@ -39,29 +36,42 @@ class Weighing:
 
     def __init__(self, situation: Situation, settings: Settings, model: Model, offered: Offer) -> None:
         self.situation, self.settings = situation, settings
-        self._model, self._offered = model, offered
+        self._offered, self._tpcs = offered, model.total_tpcs
         self._forwards = Forwards(situation, offered, model)
         self._most_steps = min(situation.max_look_ahead, settings.max_look_ahead)
         self._levels = levels_on_offer(settings, model.total_tpcs) if settings.concurrent else ()
+        self._overhead_s = situation.host_overhead_s + situation.waited_s
         self._everything: Everything | None = None
-        # A call costs far more than a row: what will be asked for when the whole does not fit is asked with it.
-        if float(np.interp(offered.most, *prefill_curve(model))) + self._overhead_s() < situation.tbt_slo_s:
-            self.whole = self._forwards.mixed(np.array([offered.most]))
+        # A call costs far more than a batch: what will be asked for when the whole does not fit is asked with it.
+        if prefill_s(model, offered.most) + self._overhead_s < situation.tbt_slo_s:
+            self.whole = self._forwards.mixed([offered.most]).at(0)
         else:
-            self.whole = self._ask().whole
+            self.whole = self._ask().mixed.at(-1)
 
     def _ask(self) -> Everything:
         if self._everything is None:
-            budgets, (sizes, layout) = coarse_budgets(self._offered), self._divisions()
-            self._everything = self._forwards.everything(budgets, self._most_steps, sizes, layout)
+            budgets, divided = coarse_budgets(self._offered) if self._cuts() else [self._offered.most], self._divide()
+            if divided is None:
+                mixed, windows = self._forwards.mixed([0, *budgets]), None
+            else:
+                mixed, windows = self._forwards.mixed_and_windows([0, *budgets], *divided, self._most_steps)
+            rest = Batches(budgets, mixed.mean_s[1:], mixed.upper_s[1:], mixed.roofline_s[1:])
+            self._everything = Everything(rest, mixed.at(0), windows)
         return self._everything
 
-    def _divisions(self) -> tuple[IntArray, Layout]:
-        """Sizes of the prefill [p], and the divisions in which to weigh windows of each."""
-        settings, total_tpcs = self.settings, self._model.total_tpcs
-        modes = () if self.no_window() else WINDOW_MODES.get(settings.mode, ())
-        sizes = prefill_sizes(self._offered, DUET_SHARES if settings.mode == "duet" else SHARES) if modes else NOTHING
-        return sizes, lay_out(modes, self._levels, total_tpcs, settings.concurrent, len(sizes))
+    def _divide(self) -> tuple[list[int], Layout] | None:
+        """Sizes of the prefill, and the divisions in which to weigh windows of each."""
+        mode, concurrent = self.settings.mode, self.settings.concurrent
+        if mode not in WINDOW_MODES or self.no_window() or (mode == "auto" and not concurrent):
+            return None
+        sizes = prefill_sizes(self._offered, DUET_SHARES if mode == "duet" else SHARES)
+        return sizes, lay_out(WINDOW_MODES[mode], self._levels, self._tpcs, concurrent, len(sizes))
+
+    def _cuts(self) -> bool:
+        """Whether smaller mixed batches may be asked for."""
+        return self.settings.mode in ("auto", "chunked") or (
+            self.settings.mode != "temporal" and bool(self.no_window())
+        )
 
     def no_window(self) -> str:
         """Why no window is possible; empty if one is."""
@@ -69,101 +79,83 @@ class Weighing:
             return "no_look_ahead"
         return "no_division" if self.settings.concurrent and not self._levels else ""
 
-    def whole_plan(self, mode: int) -> FloatArray:
-        """The mixed batch of the whole offer, as a column of a candidate table [12, 1]."""
+    def whole_plan(self, mode: int) -> Plan:
+        """The mixed batch of the whole offer."""
         return self._mixed_plan(mode, self.whole)
 
-    def cut_plans(self, rival_rate: float = 0.0) -> list[FloatArray]:
-        """Smaller mixed batches, where the whole one breaks τ, as columns of a candidate table.
+    def cut_plans(self, rival_rate: float = 0.0) -> list[Plan]:
+        """Smaller mixed batches, where the whole one breaks τ.
 
         The largest that keeps τ or, if even a page breaks it, a page, and the largest that comes close to that; and if
         the decodes have waited, decode alone. Where no chunk can reach ``rival_rate`` (tokens per second, of another
         feasible plan) the largest is not looked for closely.
         """
         found = []
-        coarse = self._ask().smaller
-        if len(coarse.budgets):
-            overhead_s = self._overhead_s()
-            limit_s = within(self.situation.tbt_slo_s) - overhead_s
-            tolerance_s = SAME * (float(coarse.upper_s[0]) + overhead_s)
+        mixed = self._ask().mixed
+        if len(mixed.budgets) > 1:
+            page_s = mixed.upper_s[0]
+            limit_s = within(self.situation.tbt_slo_s) - self._overhead_s
             # At the limit the mean is as far below the bound as it is for the whole: both batches are mixed.
-            mean_s = limit_s * float(self.whole.mean_s[0]) / float(self.whole.upper_s[0])
+            mean_s = limit_s * self.whole.mean_s / self.whole.upper_s
             rival_tokens = rival_rate * (mean_s + self.situation.host_overhead_s) - self._forwards.decodes
             chunk = largest_chunk(
-                coarse,
-                self.whole,
+                mixed,
                 self._forwards.mixed,
                 self._offered,
                 limit_s,
-                tolerance_s,
+                SAME * (page_s + self._overhead_s),
                 lambda tokens: tokens >= rival_tokens,
             )
-            if float(coarse.upper_s[0]) > limit_s:
-                found.append(self._mixed_plan(CHUNKED, coarse.row(0)))
+            if page_s > limit_s:
+                found.append(self._mixed_plan(CHUNKED, mixed.at(0)))
             found.append(self._mixed_plan(CHUNKED, chunk))
         if self.situation.waited_s > 0:
             found.append(self._mixed_plan(TEMPORAL, self._ask().decode_alone))
         return found
 
-    def window_plans(self) -> FloatArray:
-        """The best window of each division, as columns of a candidate table [12, n]."""
+    def windows_lose(self) -> bool:
+        """Whether every window's first gap is so large that a mixed batch is certain to be chosen instead.
+
+        Then none is feasible; and either a mixed batch is, or one violates τ by less than all windows, beyond what
+        predictions can tell apart.
+        """
         everything = self._ask()
-        return best_windows(
-            as_windows(everything), everything.layout, self.situation, everything.next_upper_s, self._most_steps
-        )
+        least_s = self._windows().least_step_upper_s + self._overhead_s
+        mixed_s = everything.mixed.upper_s[0] + self._overhead_s
+        limit_s = within(self.situation.tbt_slo_s)
+        return least_s > limit_s and (mixed_s <= limit_s or least_s > mixed_s * (1.0 + SAME))
+
+    def window_plans(self) -> FloatArray:
+        """The best window of each division, as columns of a candidate table [12, n]. There must be some."""
+        return best_windows(self._windows(), self.situation, self._most_steps)
 
     def duet_plans(self) -> FloatArray:
-        """Every plan that DuetServe's algorithm visits, by its own constraint and objective, likewise."""
-        situation, everything = self.situation, self._ask()
-        layout, windows = everything.layout, as_windows(everything)
-        visited = duet(
-            windows.halves.decode_s[0],
-            windows.halves.prefill_s[0],
-            self._forwards.decodes,
-            int(windows.prefill_tokens[0, 0]),
-            situation.tbt_slo_s,
-            self._most_steps,
-            layout.concurrent,
-        )
-        weighed = weigh(windows, situation, visited.steps[:, None], everything.next_upper_s, layout.concurrent)
-        weighed = weighed._replace(tokens_per_s=visited.tokens_per_s[:, None])
-        by_division = np.arange(visited.steps.size).reshape(visited.steps.shape).T.ravel()
-        return lay_down(windows, layout, weighed, visited.allowed[:, None], by_division)
+        """Every plan that DuetServe's algorithm visits, likewise."""
+        return duet_windows(self._windows(), self.situation, self._most_steps)
 
-    def _overhead_s(self) -> float:
-        return self.situation.host_overhead_s + self.situation.waited_s
+    def _windows(self) -> Windows:
+        windows = self._ask().windows
+        assert windows is not None, "no window is possible"
+        return windows
 
-    def _mixed_plan(self, mode: int, times: MixedTimes) -> FloatArray:
-        return mixed_plan(mode, times, self._forwards.decodes, self._model.total_tpcs, self.situation)
+    def _mixed_plan(self, mode: int, batch: Batch) -> Plan:
+        tokens = self._forwards.decodes + self._offered.tokens(batch.budget)
+        return mixed_plan(mode, batch, tokens, self._forwards.decodes, self._tpcs, self.situation)
 
 
-def mixed_plan(mode: int, times: MixedTimes, decodes: int, tpcs: int, situation: Situation) -> FloatArray:
-    """One mixed batch as a column of a candidate table [12, 1]; without decodes it brings no gap."""
-    mean_s, upper_s, host_s = float(times.mean_s[0]), float(times.upper_s[0]), situation.host_overhead_s
-    gap_s = mixed_gap_s(upper_s, host_s + situation.waited_s) if decodes else 0.0
-    tokens = decodes + int(times.prefill_tokens[0])
-    return plans(
-        1,
-        mode=mode,
-        prefill_tokens=times.budgets,
-        prefill_tpcs=tpcs,
-        decode_tpcs=tpcs,
-        look_ahead_steps=1 if decodes else 0,
-        predicted_s=mean_s,
-        upper_s=upper_s,
-        roofline_s=times.roofline_s,
-        largest_gap_s=gap_s,
-        tokens_per_s=tokens / (mean_s + host_s) if tokens else 0.0,
-        feasible=gap_s <= within(situation.tbt_slo_s),
-        left_s=0.0,
-    )
+def mixed_plan(mode: int, batch: Batch, tokens: int, decodes: int, tpcs: int, situation: Situation) -> Plan:
+    """One mixed batch of so many tokens; without decodes it brings no gap."""
+    host_s = situation.host_overhead_s
+    gap_s = mixed_gap_s(batch.upper_s, host_s + situation.waited_s) if decodes else 0.0
+    rate = tokens / (batch.mean_s + host_s) if tokens else 0.0
+    steps, feasible = 1 if decodes else 0, gap_s <= within(situation.tbt_slo_s)
+    return Plan(mode, batch.budget, tpcs, tpcs, steps, *batch[1:], gap_s, rate, feasible, 0.0)
 
 
-def one_phase(situation: Situation, model: Model, offered: Offer) -> FloatArray:
-    """Decode alone, or the whole prefill alone, or nothing at all, as a column of a candidate table [12, 1]."""
-    decodes, tpcs = len(situation.decode_context), model.total_tpcs
+def one_phase(situation: Situation, model: Model, offered: Offer) -> Plan:
+    """Decode alone, or the whole prefill alone, or nothing at all."""
+    decodes, batch = len(situation.decode_context), Batch(0, 0.0, 0.0, 0.0)
     if decodes or offered.most:
-        times = Forwards(situation, offered, model).mixed(np.array([offered.most]))
-        return mixed_plan(TEMPORAL, times, decodes, tpcs, situation)
-    nothing = np.zeros(1, dtype=np.int64)
-    return mixed_plan(TEMPORAL, MixedTimes(nothing, nothing, *np.zeros((3, 1))), 0, tpcs, situation)
+        batch = Forwards(situation, offered, model).mixed([offered.most]).at(0)
+    tokens = decodes + offered.tokens(offered.most)
+    return mixed_plan(TEMPORAL, batch, tokens, decodes, model.total_tpcs, situation)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bench.decision import QWEN3_8B
 from learner import DeviceProfile, Iteration, LatencyModel, ModelShape, StreamRecord
 
 SMALL = ModelShape(
@@ -22,16 +23,7 @@ SMALL = ModelShape(
     activation_bytes=4.0,
     kv_bytes=4.0,
 )
-LARGE = ModelShape(
-    name="large",
-    layers=36,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=12288,
-    vocabulary=151936,
-)
+LARGE = QWEN3_8B
 CPU = DeviceProfile(name="cpu", tpcs=1, flops=((1.0, 6e10),), bandwidth=((1.0, 1.5e10),))
 # Few points, so that the worlds between and below them are not what the model was told.
 H200 = DeviceProfile(

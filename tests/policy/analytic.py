@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from bench.decision import QWEN3_8B
-from learner.decodes import Decoding
 from learner.device import DeviceProfile
 from learner.latency import LatencyModel, Prediction, Terms
 from learner.snapshot import Snapshot
 from sglang_ext.policy.types import Situation
+from tests.learner.listed import ListedOutlook
 
 
 @lru_cache(maxsize=1)
@@ -38,14 +38,24 @@ def corrected(seed: int, scale: float = 0.3) -> LatencyModel:
     )
 
 
-def listed(q, c, decodes: Decoding) -> tuple[np.ndarray, np.ndarray]:
-    """q and c [m, n] of the same forwards with the summed decodes listed one by one."""
-    share, grown, _ = decodes.growth
-    rows = max(len(np.atleast_2d(q)), len(share))
-    shape = (rows, len(decodes.batch.context))
-    share, grown = (np.broadcast_to(of[:, None], shape) for of in (share, grown))
-    q, c = (np.broadcast_to(np.atleast_2d(of), (rows, np.shape(of)[-1])) for of in (q, c))
-    return np.concatenate([share, q], axis=1), np.concatenate([decodes.batch.context + grown, c], axis=1)
+@dataclass(frozen=True)
+class Listed:
+    """The model, its outlooks by their definition."""
+
+    model: LatencyModel
+
+    @property
+    def total_tpcs(self) -> int:
+        return self.model.total_tpcs
+
+    def terms(self, *args) -> Terms:
+        return self.model.terms(*args)
+
+    def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction:
+        return self.model.predict(terms, beside)
+
+    def outlook(self, new, cached, context) -> ListedOutlook:
+        return ListedOutlook(self, new, cached, context)
 
 
 @dataclass(frozen=True)
@@ -65,9 +75,7 @@ class Analytic:
     contention: float = 1.2
     margin: float = 1.1
 
-    def terms(self, q, c, logits_rows, tpcs, decodes: Decoding | None = None) -> Terms:
-        if decodes is not None:
-            q, c = listed(q, c, decodes)
+    def terms(self, q, c, logits_rows, tpcs) -> Terms:
         q, c = np.broadcast_arrays(np.atleast_2d(np.asarray(q, float)), np.atleast_2d(np.asarray(c, float)))
         tpcs = np.atleast_1d(np.asarray(tpcs, float))
         rows = max(len(q), len(tpcs))
@@ -91,8 +99,8 @@ class Analytic:
             mean_s = np.where(beside.matrix[:, 0] > 0, self.contention * mean_s, mean_s)
         return Prediction(mean_s, self.margin * mean_s, terms.roofline_s)
 
-    def predict_pairs(self, terms: Terms, own, beside) -> Prediction:
-        return self.predict(terms.take(own), terms.take(beside))
+    def outlook(self, new, cached, context) -> ListedOutlook:
+        return ListedOutlook(self, new, cached, context)
 
 
 models = st.builds(

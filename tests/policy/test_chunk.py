@@ -6,14 +6,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sglang_ext.policy.chunk import COARSE, coarse_budgets, largest_chunk
-from sglang_ext.policy.forwards import Forwards, MixedTimes
+from sglang_ext.policy.forwards import Batch, Forwards
 from sglang_ext.policy.prefill import offer
 from sglang_ext.policy.types import Situation
 from tests.policy import reference
 from tests.policy.analytic import Analytic, corrected, h200, models, situations
 
 
-def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0, **options) -> tuple[MixedTimes, int]:
+def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0, **options) -> tuple[Batch, int]:
     """The chunk found, and how many further calls of the model it took."""
     offered = offer(s)
     forwards = Forwards(s, offered, model)
@@ -23,8 +23,8 @@ def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0, **opti
         calls.append(budgets)
         return forwards.mixed(budgets)
 
-    coarse, whole = forwards.mixed(coarse_budgets(offered)), forwards.mixed(np.array([offered.most]))
-    return largest_chunk(coarse, whole, predict, offered, limit_s, tolerance_s, **options), len(calls)
+    batches = forwards.mixed(coarse_budgets(offered))
+    return largest_chunk(batches, predict, offered, limit_s, tolerance_s, **options), len(calls)
 
 
 @settings(deadline=None)
@@ -38,7 +38,7 @@ def test_few_pages_are_searched_exactly(s: Situation, model: Analytic, position:
     found, calls = search(s, model, limit_s)
     keep = [plan.budget for plan in plans[:-1] if plan.upper_s <= max(limit_s, first_s)]
     assert calls == 0
-    assert found.budgets[0] == max(keep)
+    assert found.budget == max(keep)
 
 
 @settings(deadline=None, max_examples=40)
@@ -63,18 +63,18 @@ def test_many_pages_are_searched_closely(waiting, decodes, position, page, model
     assume(most // page > COARSE + 1)
     forwards = Forwards(s, offer(s), model)
     budgets = np.arange(page, most, page)
-    upper_s = forwards.mixed(budgets).upper_s
-    whole_s = float(forwards.mixed(np.array([most])).upper_s[0])
+    upper_s = np.array(forwards.mixed(budgets.tolist()).upper_s)
+    whole_s = forwards.mixed([most]).upper_s[0]
     limit_s = float(upper_s[0]) + position * (whole_s - float(upper_s[0])) * 0.999
     assume(limit_s < whole_s)
     found, calls = search(s, model, limit_s)
-    budget = int(found.budgets[0])
+    budget = found.budget
     assert calls <= 1
     assert budget % page == 0
     actual = reference.mixed(s, model, budget, "chunked")
-    assert found.prefill_tokens[0] == sum(reference.admit(s.prefill_new.tolist(), budget, page))
+    assert offer(s).tokens(budget) == sum(reference.admit(s.prefill_new.tolist(), budget, page))
     assert actual.upper_s <= limit_s * (1 + 1e-9)
-    assert actual.upper_s == pytest.approx(found.upper_s[0])
+    assert actual.upper_s == pytest.approx(found.upper_s)
     best = int(budgets[upper_s <= limit_s].max())
     if isinstance(model, Analytic) or model.version == 0:
         assert budget >= 0.94 * best - page
@@ -84,9 +84,9 @@ def test_if_even_a_page_is_too_much_the_smallest_violation_is_taken_up_to_the_to
     model = Analytic(token_s=1e-4, weights_s=1e-3, pair_s=0.0, margin=1.0)
     s = Situation(np.full(20, 100), np.array([500]), np.array([0]), 1e-3, 500, 0)
     page_s = reference.mixed(s, model, 1, "chunked").upper_s
-    assert search(s, model, page_s / 2)[0].budgets[0] == 1
+    assert search(s, model, page_s / 2)[0].budget == 1
     found, _ = search(s, model, page_s / 2, tolerance_s=10.5e-4)
-    assert found.budgets[0] == 11
+    assert found.budget == 11
 
 
 def test_the_second_look_is_spared_where_no_chunk_is_worth_it() -> None:
@@ -96,7 +96,7 @@ def test_the_second_look_is_spared_where_no_chunk_is_worth_it() -> None:
     for answer, calls in ((True, 1), (False, 0)):
         found, made = search(s, Analytic(), limit_s, worth=lambda tokens, answer=answer: asked.append(tokens) or answer)
         assert made == calls
-        assert reference.mixed(s, Analytic(), int(found.budgets[0]), "chunked").upper_s <= limit_s
+        assert reference.mixed(s, Analytic(), found.budget, "chunked").upper_s <= limit_s
     assert min(asked) >= 3000
 
 
@@ -109,4 +109,4 @@ def test_a_bend_between_two_looks_is_found() -> None:
     assert reference.mixed(s, bent, knee + 1, "chunked").upper_s > limit_s
     found, calls = search(s, bent, limit_s)
     assert calls == 1
-    assert 0.98 * knee <= found.budgets[0] <= knee
+    assert 0.98 * knee <= found.budget <= knee

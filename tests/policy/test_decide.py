@@ -288,7 +288,7 @@ def test_huge_contexts_and_queues_stay_finite() -> None:
 
 
 def test_the_table_goes_into_the_record_as_it_is() -> None:
-    d = decide(changed(tbt_slo_s=6.2e-3), Settings("auto", True, LEVELS), MODEL)
+    d = decide(changed(tbt_slo_s=6.7e-3), Settings("auto", True, LEVELS), MODEL)
     record = d.candidates.to_record()
     assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record
     assert record.mode[d.index] == d.mode

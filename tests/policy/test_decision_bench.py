@@ -16,9 +16,10 @@ def test_the_benchmark_decides_what_its_cases_say(tmp_path: Path, capsys: pytest
     for case in figures["cases"]:
         assert sum(case["decided"].values()) == case["calls"] == 12
         assert 0 < case["min_ms"] <= case["median_ms"] <= case["p99_ms"] <= case["max_ms"]
+        assert case["after_snapshot_ms"] > 0
     decided = {case["case"]: set(case["decided"]) for case in figures["cases"]}
     assert decided[CASES[0].name] == {"temporal/fits"}
     assert decided[CASES[1].name] == {"chunked/best"}
     assert all(name.endswith("least_violation") for name in decided[CASES[4].name])
     assert decided[CASES[5].name] == {"spatial/best"}
-    assert capsys.readouterr().out.count("\n") == len(CASES) + 2
+    assert capsys.readouterr().out.count("\n") == len(CASES) + 3

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.policy.prefill import compose, finished, offer
+from sglang_ext.policy.prefill import Offer, offer
 from sglang_ext.policy.types import Situation
 from tests.policy import reference
 from tests.policy.analytic import situations
@@ -15,11 +15,20 @@ def situation(new: list[int], budget: int, page: int = 1) -> Situation:
     return Situation(np.zeros(0, np.int64), waiting, np.zeros_like(waiting), 0.1, budget, 0, page)
 
 
+def taken_of(offered: Offer, budget: int) -> list[int]:
+    """Tokens of each prompt that a budget reaches, as the split says."""
+    (whole,), (part,) = (of.tolist() for of in offered.split([budget]))
+    assert offered.prompts(budget) == whole
+    taken = offered.new[:whole].tolist() + ([part] if part else [])
+    assert offered.tokens(budget) == sum(taken)
+    return taken
+
+
 @given(situations(), st.integers(0, 800))
 def test_composition_is_that_of_admission(s: Situation, budget: int) -> None:
     offered = offer(s)
     budget = min(budget // s.page_size * s.page_size, offered.most)
-    taken = compose(offered, np.array([budget]))[0].tolist()
+    taken = taken_of(offered, budget)
     expected = reference.admit(s.prefill_new.tolist(), budget, s.page_size)
     assert taken == expected[: len(taken)]
     assert not any(expected[len(taken) :])
@@ -44,9 +53,7 @@ def test_a_budget_of_less_than_a_page_buys_nothing() -> None:
 
 def test_a_prompt_may_end_off_a_page_but_a_chunk_may_not() -> None:
     offered = offer(situation([20, 100], budget=96, page=16))
-    taken = compose(offered, np.array([16, 32, 96]))
-    assert taken.tolist() == [[16, 0], [20, 0], [20, 64]]
-    assert finished(offered, taken).tolist() == [[False, False], [True, False], [True, False]]
+    assert [taken_of(offered, budget) for budget in (0, 16, 32, 96)] == [[], [16], [20], [20, 64]]
 
 
 def test_only_the_reachable_part_of_a_long_queue_is_looked_at() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from tests.servers import Server
 from tests.serving import workload
+from tests.serving.workload import Outcome, Request
 from tests.tiny import make_tiny_model
 
 STRICT = {
@@ -18,82 +22,109 @@ STRICT = {
 POOL = 8000
 # Outputs are nearly uniform over the vocabulary: with 32 end tokens among 1,024, ends fall on every step of a window.
 EOS = range(100, 132)
+SPATIAL = ("--conflux-mode", "spatial", "--conflux-max-look-ahead", "8")
+
+Reference = dict[str, list[Outcome]]
+"""What stock says, by the name of the work."""
+
+
+def _with_stops(requests: list[Request]) -> list[Request]:
+    # Stop strings are found by the text, which the scheduler decodes itself.
+    stop = {"stop": ["a", "7", "Q"], "max_new_tokens": 48, "ignore_eos": True}
+    return [*requests, *(dataclasses.replace(request, sampling=stop) for request in requests[:2])]
+
+
+def _beside_long_prompts() -> list[Request]:
+    """Three that decode, and may end at any step, to one whose prefill takes as long as many of their steps."""
+    rng = random.Random(3)
+    made = []
+    for index in range(48):
+        length, most = (2500, 1) if index % 4 == 3 else (rng.randint(2, 20), 40)
+        made.append(
+            Request(tuple(rng.randrange(3, workload.VOCABULARY) for _ in range(length)), {"max_new_tokens": most})
+        )
+    return made
+
+
+WORKS = {
+    "mixed": _with_stops(workload.requests(62)),
+    "long outputs": _with_stops(workload.requests(62, longest=300, most_new=160)),
+    "ends": _beside_long_prompts(),
+}
+# One after another on a new server, whose --random-seed then decides: stock keeps a request's own sampling_seed only
+# in its deterministic mode.
+SAMPLED = [Request((9, 8, 7 + i), {"temperature": 0.8, "max_new_tokens": 12}) for i in range(3)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     name: str
     args: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
     pool: int = POOL
-    longest: int = 700
-    most_new: int = 48
+    work: str = "mixed"
     ends_everywhere: bool = False
-
-
-SPATIAL = ("--conflux-mode", "spatial", "--conflux-max-look-ahead", "8")
-SEEDED = [
-    workload.Request((9, 8, 7 + seed), {"temperature": 0.8, "sampling_seed": seed, "max_new_tokens": 12})
-    for seed in range(3)
-]
 
 
 def tiny_model() -> Path:
     return make_tiny_model(eos_token_ids=EOS)
 
 
-def stock_reference(cases: Sequence[Case]) -> dict[object, list[workload.Outcome]]:
-    """What stock says to the cases' requests; one server, since its output depends on none of their flags."""
-    expected: dict[object, list[workload.Outcome]] = {}
+def stock_reference(folder: Path) -> Reference:
+    """One stock server a test run, whichever process asks first: its output depends on none of the cases' flags."""
+    path = folder / "stock.json"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            said = {name: [dataclasses.asdict(one) for one in outcomes] for name, outcomes in _ask_stock().items()}
+            path.write_text(json.dumps(said))
+    return {name: [Outcome(**one) for one in outcomes] for name, outcomes in json.loads(path.read_text()).items()}
+
+
+def _ask_stock() -> Reference:
     args = ("--chunked-prefill-size", "256")
     with Server(tiny_model(), max_total_tokens=POOL, args=args, env=STRICT) as server:
-        for longest, most_new in {(case.longest, case.most_new) for case in cases}:
-            expected[longest, most_new] = workload.run(server, _work(longest, most_new))
-        once, again = (workload.run(server, SEEDED, streams=1) for _ in range(2))
-        if once == again:
-            expected["seeded"] = once
-    return expected
+        sampled = workload.run(server, SAMPLED, streams=1)
+        return {"sampled": sampled} | {name: workload.run(server, work) for name, work in WORKS.items()}
 
 
-def _work(longest: int, most_new: int) -> list[workload.Request]:
-    work = workload.requests(62, longest=longest, most_new=most_new)
-    # Stop strings are found by the text, which the scheduler decodes itself.
-    stop = {"stop": ["a", "7", "Q"], "max_new_tokens": most_new, "ignore_eos": True}
-    return [*work, *(dataclasses.replace(request, sampling=stop) for request in work[:2])]
-
-
-def check(case: Case, stock: dict[object, list[workload.Outcome]], state_dir: Path) -> None:
-    """Serve the case's requests three times, aborts in between, and leave the pool as empty as stock does."""
-    work, expected = _work(case.longest, case.most_new), stock[case.longest, case.most_new]
+def check(case: Case, stock: Reference, state_dir: Path) -> None:
+    """A server for the case, which leaves its pool as empty as stock does."""
     args = (*case.args, "--conflux-state-dir", str(state_dir))
-    env = STRICT | dict(case.env) | {"CONFLUX_TESTING": "1"}
+    env = STRICT | {"CONFLUX_TESTING": "1"}
     with Server(tiny_model(), backend="conflux", max_total_tokens=case.pool, args=args, env=env) as server:
-        workload.assert_same(expected, workload.run(server, work), "first round")
-        if "seeded" in stock:  # stock reproduces them itself
-            workload.assert_same(stock["seeded"], workload.run(server, SEEDED, streams=1), "with a seed")
-        _abort_some(server, work, expected)
-        workload.assert_same(expected[::2], workload.run(server, work[::2]), "after aborts")
+        if "--disable-overlap-schedule" not in case.args:  # which makes stock sample once more at a request's end
+            workload.assert_same(stock["sampled"], workload.run(server, SAMPLED, streams=1), "sampled")
+        serve(server, case.work, stock)
         if case.ends_everywhere:
-            _until_ends_everywhere(server, work, expected)
-        state = _state(server)
+            _until_ends_everywhere(server, stock)
+        state = conflux_state(server)
         assert_pool_empty(server, case.pool)
         log = server.log_text()
     assert "Traceback" not in log
     _assert_exercised(case, state, log)
 
 
-def _until_ends_everywhere(server: Server, work, expected) -> None:
+def serve(server: Server, work: str, stock: Reference) -> None:
+    """The work's requests, some of them once more with aborts in between, and some after those."""
+    requests, expected = WORKS[work], stock[work]
+    workload.assert_same(expected, workload.run(server, requests), "first round")
+    _abort_some(server, requests[:40], expected[:40])
+    workload.assert_same(expected[::4], workload.run(server, requests[::4]), "after aborts")
+
+
+def _until_ends_everywhere(server: Server, stock: Reference) -> None:
     """Repeat until a request has ended at every step of a window."""
     for attempt in range(8):
-        if set(_state(server)["windows"]["ends_at_step"]) == {str(step) for step in range(1, 9)}:
+        workload.assert_same(stock["ends"], workload.run(server, WORKS["ends"], streams=6), f"ends, {attempt}")
+        ends = conflux_state(server)["windows"]["ends_at_step"]
+        if set(ends) == {str(step) for step in range(1, 9)}:
             return
-        workload.assert_same(expected, workload.run(server, work), f"repeat {attempt}")
-    raise AssertionError(f"requests ended only at steps {_state(server)['windows']['ends_at_step']}")
+        server.flush()  # a cached prompt's prefill is over too soon
+    raise AssertionError(f"requests ended only at steps {ends}")
 
 
-def _abort_some(server: Server, work, expected) -> None:
+def _abort_some(server: Server, requests: Sequence[Request], expected: Sequence[Outcome]) -> None:
     rng = random.Random(1)
-    some = [dataclasses.replace(r, cancel_after=rng.randint(1, 20)) if i % 2 else r for i, r in enumerate(work)]
+    some = [dataclasses.replace(r, cancel_after=rng.randint(1, 20)) if i % 2 else r for i, r in enumerate(requests)]
     for outcome, whole in zip(workload.run(server, some), expected, strict=True):
         assert outcome.tokens == whole.tokens[: len(outcome.tokens)]
         if outcome.finish != "cancelled":
@@ -102,25 +133,24 @@ def _abort_some(server: Server, work, expected) -> None:
 
 def assert_pool_empty(server: Server, total: int) -> None:
     server.flush()
-    pool = _state(server)["pool"]
+    pool = conflux_state(server)["pool"]
     assert pool["total_slots"] == pool["available_slots"] == total
     assert pool["rows"] == pool["free_rows"]
     assert pool["evictable_slots"] == pool["protected_slots"] == 0
 
 
-def _state(server: Server) -> dict:
+def conflux_state(server: Server) -> dict:
     return server.server_info()["internal_states"][0]["conflux"]
 
 
 def _assert_exercised(case: Case, state: dict, log: str) -> None:
     decisions, windows = state["decisions"], state["windows"]
-    if "spatial" in case.args or "random" in case.args:
-        assert decisions["spatial"] > 5
-        assert max(map(int, windows["by_size"])) > 1
+    assert decisions["spatial"] > 5
+    assert max(map(int, windows["by_size"])) > 1
     if case.ends_everywhere:
         assert windows["returned_slots"] > 0
         assert windows["discarded_tokens"] > 0
     if "random" in case.args:
         assert decisions["temporal"] + decisions.get("chunked", 0) > 5
-    if case.name == "small pool":
+    if case.work == "long outputs":
         assert "KV cache pool is full. Retract requests" in log

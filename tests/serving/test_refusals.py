@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -56,7 +57,8 @@ def arguments(tmp_path_factory):
 
     def resolve(*argv: str):
         backend = [] if "--backend" in argv else ["--backend", "conflux"]
-        return server_args.ServerArgs.from_cli_args(parser.parse_args([*common, *backend, *argv]))
+        with mock.patch.dict(os.environ):
+            return server_args.ServerArgs.from_cli_args(parser.parse_args([*common, *backend, *argv]))
 
     return resolve
 

@@ -76,8 +76,16 @@ def test_the_metrics_name_the_way() -> None:
 
 def asked(**changes: Any) -> types.SimpleNamespace:
     """SGLang's arguments as far as they matter here."""
-    config = {"architectures": ["Qwen3ForCausalLM"], "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128,
-              "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "vocab_size": 151936}  # fmt: skip
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "head_dim": 128,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "vocab_size": 151936,
+    }
     model = types.SimpleNamespace(
         hf_config=types.SimpleNamespace(to_dict=lambda: config), dtype="torch.bfloat16", model_path="/models/q"
     )

@@ -1,0 +1,139 @@
+"""Decode steps and prefills that run beside each other, each on its own TPCs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from numpy import add, divide, maximum, minimum, multiply
+
+from learner.contention import CONTENTION_COLUMNS, Contention
+from learner.factors import Found, times_of
+from learner.folded import PER_BYTE, PER_FLOP, Folded, operators, partition
+from learner.prompts import WIDTH
+from learner.requests import CAUSAL_BOUND, DECODE_EXCESS, PREFILL_BOUND
+from learner.roofline import OPERATORS, Roofline
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Every one of ``sizes`` prefills beside a decode step, for n ways to divide the TPCs: p · n pairs."""
+
+    decode_tpcs: IntArray  # [n]
+    prefill_tpcs: IntArray  # [n]
+    sizes: int  # p
+
+    @property
+    def parts(self) -> IntArray:
+        """The distinct numbers of TPCs that prefills get [s]."""
+        return np.unique(self.prefill_tpcs)
+
+
+# What is found of each half, in seconds: the operators' F, then their B; the rest of the mean by its rates, and of the
+# roofline; what the other half costs where they share TPCs; own bytes, with which it competes, and the bandwidth that
+# it asks for; attention's bounds and excess, which depend on S request by request.
+_FLOPS, _MAXIMA = slice(0, OPERATORS), slice(OPERATORS, 2 * OPERATORS)
+_REST, _REST_OF_ROOFLINE = 2 * OPERATORS, 2 * OPERATORS + 3
+_SHARED = _REST + 6
+_COMPETING, _DEMAND, _BOUND, _EXCESS = _SHARED + 2, _SHARED + 3, _SHARED + 4, _SHARED + 6
+_BY_REQUEST = [PREFILL_BOUND, CAUSAL_BOUND, DECODE_EXCESS]
+
+
+class PairRoom:
+    """What some pairs' times follow from whatever they run and the snapshot says, and room; see learner.prompts."""
+
+    def __init__(self, pairs: Pairs, roofline: Roofline, contention: Contention) -> None:
+        p, n = pairs.sizes, len(pairs.decode_tpcs)
+        # Which batch each half is; the decode step is the one after the prefills.
+        self.batch = np.concatenate([np.full(p * n, p), np.repeat(np.arange(p), n)])
+        per_flop, per_byte, shortfall, pair_bytes = roofline.by_tpcs
+        decode, prefill = np.tile(pairs.decode_tpcs, p), np.tile(pairs.prefill_tpcs, p)
+        own, beside = np.concatenate([decode, prefill]), np.concatenate([prefill, decode])
+        self.shortfall, self.step_pair_bytes = shortfall.take(own), pair_bytes.take(decode)
+        # Where a prefill's bounds stand in [2 · s, p], and its excess in [s, p].
+        part, size = pairs.parts.searchsorted(pairs.prefill_tpcs), np.arange(p)[:, None]
+        self.bound_at = np.stack([2 * part * p + size, (2 * part + 1) * p + size]).reshape(2, p * n)
+        self.excess_at = (part * p + size).ravel()
+        rows = _EXCESS + int(roofline.decode_computes)
+        self.rates = np.ones((rows, own.size))
+        for at in (_FLOPS, _REST + PER_FLOP, _REST_OF_ROOFLINE + PER_FLOP):
+            self.rates[at] = per_flop.take(own)
+        for at in (_MAXIMA, _REST + PER_BYTE, _REST_OF_ROOFLINE + PER_BYTE, _COMPETING, slice(_BOUND, rows)):
+            self.rates[at] = per_byte.take(own)
+        self.rates[_SHARED : _SHARED + 2] = contention.sharing(own.astype(np.float64), beside.astype(np.float64))
+
+        self.sums, self.linear = np.empty((WIDTH, p + 1)), np.empty((_BOUND, p + 1))
+        self.work = work = np.zeros((rows, own.size))
+        steps, prefills = slice(0, p * n), slice(p * n, None)
+        self.halves, self.bounds = work[:_BOUND], work[_BOUND:_EXCESS, prefills]
+        self.step_excess, self.prefill_excess = work[_EXCESS:, steps], work[_EXCESS:, prefills]
+        self.flops, self.maxima, self.weighed = work[_FLOPS], work[_MAXIMA], work[OPERATORS:]
+        self.times, self.extra, self.ones = np.empty((2, own.size)), np.empty(own.size), np.ones(own.size)
+        self.physical_s, self.roofline_s = self.times
+        self.found = Found(np.empty((5, own.size)))
+        # What each half takes of the bandwidth, and what it asks for.
+        self.competing, self.demand = work[_COMPETING], work[_DEMAND]
+        self.competing_step, self.competing_prefill = self.competing[steps], self.competing[prefills]
+        self.demand_of_step, self.demand_of_prefill = self.demand[steps], self.demand[prefills]
+
+
+class PairNumbers:
+    """Predicts pairs by a snapshot's numbers."""
+
+    def __init__(self, room: PairRoom, folded: Folded, coefficients: FloatArray, contention: FloatArray) -> None:
+        self.room = room
+        cost = dict(zip(CONTENTION_COLUMNS, contention.tolist(), strict=True))
+        mean, base = folded.mean(coefficients) + folded.beside(contention), folded.roofline.copy()
+        by_request = np.array([mean[PER_BYTE, _BY_REQUEST], base[PER_BYTE, _BY_REQUEST]])
+        mean[PER_BYTE, _BY_REQUEST] = base[PER_BYTE, _BY_REQUEST] = 0.0
+        per_flop, per_byte, _ = folded.whole_rates
+        others = (
+            cost["shared_compute_s"] * per_flop * folded.compute,
+            cost["shared_memory_s"] * per_byte * folded.memory,
+            cost["beside_bandwidth_s"] * folded.memory,
+            per_byte * folded.memory,
+        )
+        self._rows = np.concatenate([folded.flops, folded.bytes, mean, base, others])
+        self._partition = partition(coefficients) * room.shortfall
+        weights = np.zeros((2, _EXCESS + 1))
+        weights[:, _MAXIMA] = operators(coefficients)
+        weights[0, _REST:_REST_OF_ROOFLINE] = weights[1, _REST_OF_ROOFLINE:_SHARED] = 1.0
+        weights[0, _SHARED : _SHARED + 2] = 1.0
+        weights[:, _BOUND:] = by_request
+        self._weights = weights[:, OPERATORS : len(room.rates)].copy()
+
+    def times(
+        self, sums: FloatArray, bounds: FloatArray, excess: tuple[FloatArray, FloatArray] | None, found: Found
+    ) -> FloatArray:
+        """Mean, bound and roofline of each half, all steps first; [3, 2 · p · n].
+
+        ``sums`` [WIDTH, p + 1]: those of the prefills and of the decode step, none of them empty. ``bounds``
+        [2 · s, p]: PREFILL_BOUND and CAUSAL_BOUND of the prefills on each of the pairs' ``parts``. ``excess``:
+        DECODE_EXCESS of the steps for each of ``step_pair_bytes`` and of the prefills [s, p]; None where always 0.
+        ``found``: the batches' factors.
+        """
+        room = self.room
+        physical_s, roofline_s, demand = room.physical_s, room.roofline_s, room.demand
+        room.sums[...] = sums
+        self._rows.dot(room.sums, room.linear)
+        room.linear.take(room.batch, axis=1, out=room.halves, mode="clip")
+        room.bounds[...] = bounds.ravel().take(room.bound_at)
+        if excess is not None:
+            of_steps, of_prefills = excess
+            room.step_excess[...], room.prefill_excess[...] = of_steps, of_prefills.ravel().take(room.excess_at)
+        multiply(room.work, room.rates, room.work)
+        maximum(room.flops, room.maxima, out=room.maxima)
+        self._weights.dot(room.weighed, room.times)
+        multiply(self._partition, roofline_s, room.extra)
+        add(physical_s, room.extra, physical_s)
+        divide(demand, roofline_s, demand)
+        minimum(demand, room.ones, out=demand)
+        multiply(room.competing_step, room.demand_of_prefill, room.competing_step)
+        multiply(room.competing_prefill, room.demand_of_step, room.competing_prefill)
+        add(physical_s, room.competing, physical_s)
+        found.rows.take(room.batch, axis=1, out=room.found.rows, mode="clip")
+        return times_of(physical_s, roofline_s, room.found)
