@@ -169,7 +169,8 @@ def cpu_name(dtype: str, threads: int | None = None) -> str:
 def _gemm_flops(device: str, kind: torch.dtype, m: int, k: int, n: int) -> float:
     import torch
 
-    a, b = torch.randn(m, k, device=device).to(kind), torch.randn(n, k, device=device).to(kind)
+    own = torch.Generator(device)  # the global one's seed is the user's
+    a, b = (torch.randn(rows, k, device=device, generator=own).to(kind) for rows in (m, n))
     return 2.0 * m * k * n / _fastest(device, lambda: torch.nn.functional.linear(a, b))
 
 

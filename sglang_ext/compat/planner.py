@@ -41,7 +41,8 @@ class Planner:
     def order_waiting(self) -> None:
         """Put the queue in order, unless the user chose another --schedule-policy."""
         scheduler = self._scheduler
-        now_s = time.perf_counter()
+        # Matching a prefix splits and touches nodes of the cache, so ranks must match the same requests.
+        now_s = agree(scheduler, time.perf_counter)
         for req in scheduler.waiting_queue[:_MATCH_HEAD]:
             progress = req.conflux
             if now_s - progress.matched_s > _MATCH_AGE_S:
