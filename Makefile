@@ -70,7 +70,11 @@ $(VENV)/.demo: $(VENV)/.sglang $(VENV)/.model pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.sglang $(VENV)/.model pyproject.toml $(NATIVE)
+# An SGLang that is not supported, to see it refused.
+$(VENV)/other/sglang-0.5.23: $(VENV)/.created
+	$(PIP) --no-deps --target $@ sglang==0.5.23
+
+$(VENV)/.test: $(VENV)/.sglang $(VENV)/.model $(VENV)/other/sglang-0.5.23 pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[demo,test]'
 	@touch $@
 

@@ -147,7 +147,7 @@ int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
 int cuMemAlloc_v2(std::uint64_t* memory, std::size_t bytes) {
     ENTER(enter_context, "cuMemAlloc_v2");
     if (bytes > limit()) return 2;
-    *memory = reinterpret_cast<std::uint64_t>(std::malloc(bytes));
+    *memory = reinterpret_cast<std::uint64_t>(std::calloc(1, bytes));
     ++live["memory"];
     return *memory ? kOk : 2;
 }
@@ -159,7 +159,7 @@ int cuMemFree_v2(std::uint64_t memory) {
 }
 int cuMemAllocHost_v2(void** memory, std::size_t bytes) {
     ENTER(enter_context, "cuMemAllocHost_v2");
-    *memory = std::malloc(bytes);
+    *memory = std::calloc(1, bytes);
     ++live["host"];
     return kOk;
 }
