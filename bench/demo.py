@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import signal
 import sys
 import time
@@ -40,6 +39,10 @@ STARTUP_TIMEOUT_S = 200.0
 
 class DemoError(RuntimeError):
     """The demo cannot go on; the message is one line for the person who started it."""
+
+
+WRITTEN = ("record.jsonl", "server.log", "report.html", "load.json", "accuracy.json")
+"""What a run leaves in its folder, in place of an earlier run's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,9 @@ def run(options: Options) -> None:
     print(f"  {model}")
 
     _step(2, "server", "python -m sglang.launch_server --backend conflux")
-    shutil.rmtree(options.out, ignore_errors=True)
-    options.out.mkdir(parents=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in WRITTEN:
+        (options.out / name).unlink(missing_ok=True)
     record = options.out / "record.jsonl"
     args = server_args(model, record=record, mode=options.mode)
     server = ServerProcess(args, log=options.out / "server.log", cwd=ROOT, startup_timeout_s=STARTUP_TIMEOUT_S)

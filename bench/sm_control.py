@@ -33,7 +33,10 @@ def main() -> int:
     arguments = parser.parse_args()
     import conflux_native as native
 
-    device = native.Device(native.Driver())
+    try:
+        device = native.Device(native.Driver())
+    except (ImportError, RuntimeError) as error:
+        parser.error(str(error))
     results: dict[str, Any] = {"command": "python -m bench.sm_control", "machine": machine_facts()}
     failed = []
     parts: dict[str, Callable[[], dict[str, Any]]] = {

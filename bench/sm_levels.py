@@ -91,7 +91,7 @@ def chosen(kind: str) -> Any:
 
     found = choose(kind)
     if found.control.kind != kind:
-        raise SystemExit(f"{kind} cannot be had here: {found.reasons}")
+        raise SystemExit(f"{kind} cannot be had here: {found.reasons[kind]}")
     return found
 
 

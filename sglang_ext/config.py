@@ -51,7 +51,7 @@ OPTIONS: tuple[Option, ...] = (
         "mode",
         "auto",
         "MODE",
-        "how prefill and decode share the device: auto weighs all that the device can do, by prediction; temporal, "
+        "how prefill and decode share the device: auto weighs mixed batches, whole and cut, by prediction; temporal, "
         "chunked, spatial and reserved force one; duet is DuetServe's algorithm as published (default: auto)",
     ),
     Option("fixed_split", None, "TPCS", "give decode this many TPCs in every spatial iteration (default: decided)"),
@@ -60,7 +60,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("sm_control", "auto", "WAY", "auto, smctrl (stream masks), green (green contexts) or none (default: auto)"),
     Option("learner", "on", "on|off|ADDRESS", "learn latencies from live timings, in a process of its own or at a ZMQ "
            "address where `conflux learner` runs (default: on)"),
-    Option("explore", "on", "on|off", "while there is slack, try other modes now and then (default: on)"),
+    Option("explore", "on", "on|off", "while there is slack, try other modes now and then; no effect while auto weighs "
+           "mixed batches alone (default: on)"),
     Option("state_dir", None, "DIR", "where device curves and learnt models are kept (default: ~/.cache/conflux)"),
     Option("record", None, "PATH", "write every iteration's inputs, decision and timing to this file (.jsonl or .gz)"),
 )  # fmt: skip

@@ -86,6 +86,8 @@ def _check_paths(options: argparse.Namespace) -> None:
     for path in (options.output, options.plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(f"there is no directory {path.absolute().parent}: create it first")
+    if options.output is not None and options.output.suffix != ".json":
+        raise ValueError(f"--output {options.output}: the name must end in .json")
     if options.plot is not None and options.plot.suffix not in SUFFIXES:
         raise ValueError(f"--plot {options.plot}: the name must end in one of {', '.join(SUFFIXES)}")
 

@@ -135,7 +135,10 @@ def _serving(report: Report) -> list[Row]:
         return [("serves", "not at all, see below")]
     device = "the CPU" if report.facts.device == "cpu" else "the GPU"
     control = {"smctrl": "stream masks", "green": "green contexts", "none": "none"}[serving.sm_control]
-    control += ": a CPU has no SMs" if report.facts.device == "cpu" else ""
+    if report.facts.device == "cpu":
+        control += ": a CPU has no SMs"
+    elif serving.sm_control != "none":
+        control += ", for the forced modes spatial, reserved and duet"
     rows = [
         ("serves", f"on {device}: python -m sglang.launch_server --model-path MODEL --backend conflux"),
         ("auto", f"weighs {' and '.join(serving.auto_weighs)} iterations by prediction"),

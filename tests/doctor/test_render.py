@@ -36,7 +36,7 @@ def test_text_of_a_gpu_machine() -> None:
         "smctrl passed: decode on 8, 16 of 66 TPCs tested",
         "calibrated 3 days ago: NVIDIA H200, 677 TFLOP/s, 4250 GB/s on all TPCs, 14 points",
         "/home/user/.cache/conflux, writable, 2 learnt models",
-        "SM control stream masks",
+        "SM control stream masks, for the forced modes spatial, reserved and duet",
         "nothing: all is well",
     ):
         assert part in flat
