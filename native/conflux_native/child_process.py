@@ -1,4 +1,4 @@
-"""One child that tries offsets: started apart, read with patience, killed when it falls silent."""
+"""A child that may hang or crash: started apart, its JSON lines read with patience, killed when it falls silent."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 logger = logging.getLogger(__name__)
 
@@ -29,25 +29,30 @@ class SilentError(TimeoutError):
     """The child said nothing for as long as it was given."""
 
 
-class ChildProcess:
-    """``python -m conflux_native.child``, with the parent's environment, in a process group of its own.
+class JsonChild:
+    """``command`` in a process group of its own; every JSON object that it prints, one to a line, is a message.
 
     A context manager: at the end the whole group is killed and the child is reaped. Its standard error goes to a
-    temporary file, of which :meth:`cause` quotes the end; nothing reaches the parent's terminal.
+    temporary file, of which :meth:`ended` gives the last line; nothing reaches the parent's terminal. Raises OSError if
+    the command cannot be started.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    exit_patience_s = EXIT_PATIENCE_S
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, stdin: int = subprocess.DEVNULL
+    ) -> None:
         self._said = b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
-        environment = {name: value for name, value in os.environ.items() if name not in _DUMPS}
+        given = os.environ if environment is None else environment
         try:
             # Not a fork: the parent may have threads and a CUDA context.
             self._process = subprocess.Popen(
-                [*COMMAND, *arguments],
-                stdin=subprocess.DEVNULL,
+                list(command),
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=environment,
+                env={name: value for name, value in given.items() if name not in _DUMPS},
                 start_new_session=True,
             )
         except OSError:
@@ -56,7 +61,7 @@ class ChildProcess:
         self.pid = self._process.pid
         self.killed = False
 
-    def __enter__(self) -> ChildProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -65,8 +70,16 @@ class ChildProcess:
         self.end()
         self._errors.close()
 
+    def feed(self, text: str) -> None:
+        """Give the child its whole input, if it wants it; needs ``stdin=subprocess.PIPE``."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(text.encode())
+            pipe.close()
+
     def read(self, patience_s: float) -> dict[str, Any] | None:
-        """The next line that the child said, or None once it has ended.
+        """The child's next message, or None once it has ended. Other output is ignored: libraries print.
 
         Raises SilentError after ``patience_s`` seconds without a whole line.
         """
@@ -79,7 +92,7 @@ class ChildProcess:
             line, newline, rest = self._said.partition(b"\n")
             if newline:
                 self._said = rest
-                message = _parsed(line)
+                message = self._parsed(line)
                 if message is not None:
                     return message
                 continue
@@ -101,30 +114,47 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         try:
-            process.wait(EXIT_PATIENCE_S)
+            process.wait(self.exit_patience_s)
         except subprocess.TimeoutExpired:
             logger.error("process %d cannot be killed: the GPU's driver does not let go of it", process.pid)
             return False
         return True
 
+    def ended(self) -> tuple[int, str]:
+        """Its exit status, negative for a signal, and the last line of its standard error.
+
+        Raises subprocess.TimeoutExpired if it does not end, though it has nothing more to say.
+        """
+        status = self._process.wait(self.exit_patience_s)
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4096))
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return status, lines[-1].strip() if lines else ""
+
+    def _parsed(self, line: bytes) -> dict[str, Any] | None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return None
+        return message if isinstance(message, dict) else None
+
+
+class ChildProcess(JsonChild):
+    """``python -m conflux_native.child``, which tries offsets; every message of its has an ``event``."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        super().__init__([*COMMAND, *arguments])
+
     def cause(self) -> str:
         """Why it ended, in words: a signal's name or its exit status, and the last line of its standard error."""
         try:
-            status = self._process.wait(EXIT_PATIENCE_S)
+            status, last = self.ended()
         except subprocess.TimeoutExpired:
             return "it did not end"
         if status < 0:
             with contextlib.suppress(ValueError):
                 return f"killed by {signal.Signals(-status).name}"
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4096))
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"exit status {status}" + (f": {lines[-1].strip()}" if lines else "")
+        return f"exit status {status}" + (f": {last}" if last else "")
 
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line of the child's as it was meant, or None for noise of a library's."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) and "event" in message else None
+    def _parsed(self, line: bytes) -> dict[str, Any] | None:
+        message = super()._parsed(line)
+        return message if message is not None and "event" in message else None

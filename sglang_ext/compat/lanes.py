@@ -96,7 +96,9 @@ class GpuLanes:
         """Put ``stream`` in the place of the scheduler's forward stream, and the lane's copy stream in its copy's."""
         scheduler = self._scheduler
         # Stock enters the same context for each forward, so it is kept.
-        context = self._contexts.setdefault(stream.cuda_stream, torch.cuda.stream(stream))
+        context = self._contexts.get(stream.cuda_stream)
+        if context is None:
+            context = self._contexts[stream.cuda_stream] = torch.cuda.stream(stream)
         before = (
             scheduler.forward_stream,
             scheduler.forward_stream_ctx,

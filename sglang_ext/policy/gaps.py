@@ -46,8 +46,7 @@ def window_gaps(
     multiply(begun_s, begins, begun_s)
     maximum(left_s, begun_s, out=left_s)
     maximum(left_s, 0.0, out=left_s)
-    add(left_s, host_overhead_s + next_upper_s, largest_s)
-    maximum(largest_s, decode_upper_s + (host_overhead_s + waited_s), out=largest_s)
+    _largest(decode_upper_s, next_upper_s, host_overhead_s, waited_s, largest_s, left_s)
 
 
 def turn_gaps(
@@ -61,6 +60,18 @@ def turn_gaps(
 ) -> None:
     """The same for windows whose prefill runs after the steps: all of it is left then."""
     left_s[...] = prefill_upper_s
+    _largest(decode_upper_s, next_upper_s, host_overhead_s, waited_s, largest_s, left_s)
+
+
+def _largest(
+    decode_upper_s: FloatArray,
+    next_upper_s: float,
+    host_overhead_s: float,
+    waited_s: float,
+    largest_s: FloatArray,
+    left_s: FloatArray,
+) -> None:
+    """Fill ``largest_s``: the gap to the first step or across the window's end, whichever is larger."""
     add(left_s, host_overhead_s + next_upper_s, largest_s)
     maximum(largest_s, decode_upper_s + (host_overhead_s + waited_s), out=largest_s)
 

@@ -9,22 +9,14 @@ import pytest
 
 from sglang_ext.calibrate.assemble import gpu_profile
 from sglang_ext.calibrate.run import Plan, plan_gpu, run
-from tests.native.conftest import stand_in, stand_in_580  # noqa: F401 (fixtures)
-from tests.native.standin import StandIn
 
 SHAPES = ((64, 32, 16), (8, 32, 16))
 LIGHT = Path(__file__).with_name("light")
 
 
-@pytest.fixture
-def small(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:  # noqa: F811
-    """A GPU of 16 TPCs, four in each of four GPCs; its settings can be changed through the environment."""
-    gpcs = ";".join(",".join(str(tpc) for tpc in range(gpc, 16, 4)) for gpc in range(4))
-    monkeypatch.setenv("CONFLUX_LIBCUDA", stand_in.path)
-    monkeypatch.setenv("STAND_IN_TPCS", "16")
-    monkeypatch.setenv("STAND_IN_GPCS", gpcs)
+@pytest.fixture(autouse=True)
+def light_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(LIGHT))
-    return monkeypatch
 
 
 def plan(state_dir: Path) -> Plan:
