@@ -1,0 +1,188 @@
+"""Decodes beside long prompts (``python -m bench.interference --output FILE``).
+
+Thirty-two requests decode at a context of about 2,000 tokens while a prompt of 8,192 tokens arrives every second. For
+each system (stock SGLang by default and with mixed chunks; conflux in each mode, at each target) the gaps between the
+decodes' tokens, the long prompts' TTFT and the tokens per second are appended to the output; what it has already is
+left out, so that a run can go on after an interruption. One server start per system. Needs an NVIDIA GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from bench.client import replay
+from bench.machine_facts import machine_facts
+from bench.plan import PlannedRequest
+from bench.results import LoadResult, quantile
+from bench.server import ServerError, ServerProcess
+from bench.shapes import SHAPES, gpu_args, shape_folder
+
+DECODES, CONTEXT, LONG_PROMPT, LONG_EVERY_S = 32, 2048, 8192, 1.0
+DECODES_FROM_S, LONG_FROM_S = 0.0, 2.0
+ROOT = Path(__file__).resolve().parent.parent
+
+STOCK = {"stock": ()} | {
+    f"stock-mixed-{chunk}": ("--enable-mixed-chunk", "--chunked-prefill-size", str(chunk))
+    for chunk in (512, 1024, 2048, 8192)
+}
+CONFLUX = {
+    f"conflux-{mode}": ("--backend", "conflux", "--conflux-mode", mode)
+    for mode in ("auto", "chunked", "temporal", "spatial", "reserved", "duet")
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to append to")
+    parser.add_argument("--systems", nargs="*", default=[*STOCK, *CONFLUX], help="default: all")
+    parser.add_argument("--tbt-slo-ms", nargs="*", type=float, default=[25.0, 50.0, 100.0])
+    parser.add_argument("--model", choices=SHAPES, default="Qwen3-8B")
+    parser.add_argument("--seconds", type=float, default=12.0, help="measured, of each point (default: 12)")
+    parser.add_argument("--warm-up", type=float, default=4.0, help="seconds of the same load before (default: 4)")
+    parser.add_argument("--logs", type=Path, default=ROOT / "out" / "interference", help="servers' logs and records")
+    parser.add_argument("--until", type=float, default=480.0, help="start no server after so many seconds")
+    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
+    given = parser.parse_args()
+    begin_s = time.monotonic()
+    report = _read(given.output)
+    for system in given.systems:
+        targets = given.tbt_slo_ms if system in CONFLUX else [0.0]
+        left = [target for target in targets if not _has(report, system, target)]
+        if not left:
+            continue
+        if time.monotonic() - begin_s > given.until:
+            print(f"stopped before {system}: run again to go on")
+            return 3
+        try:
+            for point in measure(system, left, given):
+                report["points"].append(point)
+                _write(given.output, report, given)
+                print(json.dumps({key: value for key, value in point.items() if key != "state"}), flush=True)
+        except ServerError as error:
+            print(f"{system}: {error}\n{error.log_tail}", flush=True)
+    return 0
+
+
+def measure(system: str, targets: list[float], given: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """The points of one system, from one server."""
+    given.logs.mkdir(parents=True, exist_ok=True)
+    args = [*gpu_args(shape_folder(given.model, given.logs)), *(STOCK | CONFLUX)[system], *given.server_args]
+    if system in CONFLUX:
+        state = given.logs / "state"
+        args += ["--conflux-state-dir", str(state), "--conflux-record", str(given.logs / f"{system}.jsonl.gz")]
+    start_s = time.monotonic()
+    server = ServerProcess(args, log=given.logs / f"{system}.log", cwd=ROOT, startup_timeout_s=300.0)
+    with server:
+        up_s = time.monotonic() - start_s
+        for number, target in enumerate(targets):
+            loaded = asyncio.run(_load(server.url, target, given, seed=number))
+            yield {
+                "system": system,
+                "tbt_slo_ms": target,
+                **summary(loaded, LONG_FROM_S + given.warm_up, given.seconds, target),
+                "start_s": round(up_s, 1),
+                "state": _state(server.url) if system in CONFLUX else None,
+            }
+            _settle(server.url)
+
+
+async def _load(url: str, tbt_slo_ms: float, given: argparse.Namespace, seed: int) -> LoadResult:
+    """The load; cut off when the measured time is over, which ends the decodes."""
+    rng = random.Random(f"{tbt_slo_ms}:{seed}")
+    vocabulary = SHAPES[given.model]["vocab_size"]
+    length_s = LONG_FROM_S + given.warm_up + given.seconds
+    params = {"tbt_slo_ms": tbt_slo_ms} if tbt_slo_ms else {}
+    plan = [
+        PlannedRequest(DECODES_FROM_S, rng.choices(range(256, vocabulary), k=CONTEXT), 16384, params)
+        for _ in range(DECODES)
+    ]
+    plan += [
+        PlannedRequest(LONG_FROM_S + at * LONG_EVERY_S, rng.choices(range(256, vocabulary), k=LONG_PROMPT), 8, params)
+        for at in range(int((length_s - LONG_FROM_S) / LONG_EVERY_S))
+    ]
+    return await replay(url, plan, deadline_s=length_s)
+
+
+def summary(loaded: LoadResult, from_s: float, seconds: float, tbt_slo_ms: float) -> dict[str, Any]:
+    """What happened from ``from_s`` on for so many seconds: gaps that end there, prompts that arrived or began there."""
+    decodes, prompts = loaded.requests[:DECODES], loaded.requests[DECODES:]
+    until_s = from_s + seconds
+    gaps_ms = [
+        1e3 * (late - early)
+        for request in decodes
+        for early, late in zip(request.event_s, request.event_s[1:], strict=False)
+        if from_s <= late < until_s
+    ]
+    own = [request for request in prompts if from_s <= request.sent_s < until_s - LONG_EVERY_S]
+    ttfts_ms = [1e3 * request.ttft_s for request in own if request.ttft_s is not None]
+    begun = sum(bool(request.event_s) and from_s <= request.event_s[0] < until_s for request in prompts)
+    answers = sum(from_s <= at_s < until_s for request in prompts for at_s in request.event_s)
+    tokens = len(gaps_ms) + answers + begun * LONG_PROMPT
+    return {
+        "decode_tokens_per_s": round(len(gaps_ms) / seconds, 1),
+        "tokens_per_s": round(tokens / seconds, 1),
+        **{f"{name}_itl_ms": round(quantile(gaps_ms, q), 2) for name, q in _QUANTILES.items()},
+        "within_slo": round(sum(gap <= tbt_slo_ms for gap in gaps_ms) / max(len(gaps_ms), 1), 5)
+        if tbt_slo_ms
+        else None,
+        "long_prompts": len(own),
+        "long_unanswered": len(own) - len(ttfts_ms),
+        "mean_long_ttft_ms": round(sum(ttfts_ms) / max(len(ttfts_ms), 1), 1),
+        "max_long_ttft_ms": round(max(ttfts_ms, default=float("nan")), 1),
+        "decodes_alive": sum(bool(request.event_s) and request.event_s[-1] > until_s - 1.0 for request in decodes),
+        "max_client_lag_ms": round(1e3 * loaded.max_client_lag_s, 1),
+    }
+
+
+_QUANTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999, "max": 1.0}
+
+
+def _state(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/server_info", timeout=30) as answer:
+        state: dict[str, Any] = json.load(answer)["internal_states"][0]["conflux"]
+    keys = ("decisions", "fallbacks", "host_overhead_ms", "recent_mape", "model_version", "windows", "lanes")
+    return {key: state.get(key) for key in keys}
+
+
+def _settle(url: str) -> None:
+    """Wait until the requests that were cut off are gone; forget their prompts."""
+    for _ in range(50):
+        request = urllib.request.Request(f"{url}/flush_cache", data=b"", method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.2)
+
+
+def _has(report: dict[str, Any], system: str, target: float) -> bool:
+    return any(point["system"] == system and point["tbt_slo_ms"] == target for point in report["points"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    return {"points": []}
+
+
+def _write(path: Path, report: dict[str, Any], given: argparse.Namespace) -> None:
+    report["machine"] = machine_facts()
+    report["model"] = f"{given.model}'s shape, random weights"
+    report["command"] = "python -m bench.interference"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
