@@ -112,7 +112,7 @@ async def _load(url: str, tbt_slo_ms: float, given: argparse.Namespace, seed: in
 
 
 def summary(loaded: LoadResult, from_s: float, seconds: float, tbt_slo_ms: float) -> dict[str, Any]:
-    """What happened from ``from_s`` on for so many seconds: gaps that end there, prompts that arrived or began there."""
+    """What happened from ``from_s`` on for so many seconds: gaps that end, prompts that arrive or begin there."""
     decodes, prompts = loaded.requests[:DECODES], loaded.requests[DECODES:]
     until_s = from_s + seconds
     gaps_ms = [

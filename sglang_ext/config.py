@@ -30,6 +30,10 @@ class ConfigError(ValueError):
     """A value or a combination of flags that conflux cannot serve. The message names the flag and the remedy."""
 
 
+FORCED_WINDOWS = ("spatial", "reserved", "duet")
+"""Modes that open a window wherever they can."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
     """One command-line option: its field in :class:`Config`, default, metavariable and help."""
@@ -60,8 +64,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("sm_control", "auto", "WAY", "auto, smctrl (stream masks), green (green contexts) or none (default: auto)"),
     Option("learner", "on", "on|off|ADDRESS", "learn latencies from live timings, in a process of its own or at a ZMQ "
            "address where `conflux learner` runs (default: on)"),
-    Option("explore", "on", "on|off", "while there is slack, try other modes now and then; no effect while auto weighs "
-           "mixed batches alone (default: on)"),
+    Option("explore", "on", "on|off", "while there is slack, try other modes now and then, where auto has more than "
+           "mixed batches to choose from (default: on)"),
     Option("state_dir", None, "DIR", "where device curves and learnt models are kept (default: ~/.cache/conflux)"),
     Option("record", None, "PATH", "write every iteration's inputs, decision and timing to this file (.jsonl or .gz)"),
 )  # fmt: skip
@@ -99,7 +103,7 @@ class Config:
         split = value["fixed_split"]
         if split is not None:
             split = _integer("--conflux-fixed-split", split, least=1)
-            if mode not in ("spatial", "duet", "reserved"):
+            if mode not in FORCED_WINDOWS:
                 raise ConfigError(
                     "--conflux-fixed-split needs --conflux-mode spatial, reserved or duet: add one of them"
                 )
@@ -124,11 +128,8 @@ class Config:
 
     @property
     def two_halves(self) -> bool:
-        """Whether the mode runs windows, whose halves run at once where the device can.
-
-        ``auto`` does not yet: that concurrent windows are exact has not been shown on a GPU.
-        """
-        return self.mode in ("spatial", "reserved", "duet")
+        """Whether the mode runs windows, whose halves run at once where the device can."""
+        return self.mode == "auto" or self.mode in FORCED_WINDOWS
 
     def look_ahead(self, concurrent: bool) -> int:
         """The most decode steps ahead of the host. Beside a prefill they must outlast it; in front of one each of

@@ -61,7 +61,7 @@ class Controller:
         self.settings = settings
         self.clock = clock
         self.attainment = Attainment()
-        self.host_overhead_s = 0.0
+        self.host_overhead_s = self.drained_s = 0.0
         self.decisions: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self._model = model
@@ -74,6 +74,7 @@ class Controller:
         self._open: deque[Running] = deque()
         self._iterations = 0
         self._last_end_s: float | None = None
+        self._after_window = False
         self._idle = True
         self._said: set[str] = set()
         self._housekeeping_s = 0.0
@@ -129,6 +130,15 @@ class Controller:
         self._idle = True
         self.poll()
 
+    def overheads_s(self, after_window: bool) -> tuple[float, float]:
+        """Exposed host time before the next iteration if it is a mixed batch, and how much more before a window.
+
+        Before and after a window nothing overlaps with the forwards: every result is taken first.
+        """
+        drained_s = max(self.drained_s, self.host_overhead_s)
+        before_s = drained_s if after_window else self.host_overhead_s
+        return before_s, drained_s - before_s
+
     def fell_back(self, reason: str) -> None:
         """Count that something could not run as decided; say each reason once in the log."""
         self.fallbacks[reason] += 1
@@ -168,11 +178,14 @@ class Controller:
         self._iterations += 1
         first_s = min(span.start_s for half in iteration.halves for span in half.spans)
         last_s = max(span.end_s for half in iteration.halves for span in half.spans)
-        overhead_s = 0.0
+        overhead_s, window = 0.0, len(iteration.halves) > 1
         if not iteration.after_idle and self._last_end_s is not None:
             overhead_s = max(first_s - self._last_end_s, 0.0)
-            self.host_overhead_s += _OVERHEAD_WEIGHT * (overhead_s - self.host_overhead_s)
-        self._last_end_s = last_s
+            if window or self._after_window:
+                self.drained_s += _OVERHEAD_WEIGHT * (overhead_s - self.drained_s)
+            else:
+                self.host_overhead_s += _OVERHEAD_WEIGHT * (overhead_s - self.host_overhead_s)
+        self._last_end_s, self._after_window = last_s, window
         # Positions of GPU events on the host's clock are sums, so the first may come out a little early.
         iteration.time_s = min(iteration.time_s, first_s)
         streams = streams_of(iteration)
@@ -259,6 +272,7 @@ class Controller:
             "decisions": dict(self.decisions),
             "fallbacks": dict(self.fallbacks),
             "host_overhead_ms": self.host_overhead_s * 1e3,
+            "drained_overhead_ms": self.drained_s * 1e3,
             "model_version": self._model.version,
             "recent_mape": sum(errors) / len(errors) if errors else None,
             "ttft_slo_met": attained.ttft_met,

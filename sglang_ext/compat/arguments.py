@@ -94,10 +94,6 @@ def _resolve(args: Any, resolve: Callable[[], Any]) -> Any:
     if on_cpu:
         _default(args, cpu.default_args(getattr(args, "model_path", None)))
         cpu.bind_ranks(getattr(args, "tp_size", None) or 1)
-    elif config.two_halves and config.sm_control != "none" and not getattr(args, "disable_prefill_cuda_graph", False):
-        # They share memory with the decode graphs, which run beside a prefill here.
-        logger.info("conflux: --disable-prefill-cuda-graph, since decode graphs run beside prefills")
-        args.disable_prefill_cuda_graph = True
     server_args = resolve()
     for rule, _ in flags.check(server_args):
         server_args.override("conflux", **{rule.field: rule.value})

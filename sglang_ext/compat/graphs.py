@@ -89,6 +89,11 @@ def decode_graphs_on(stream: torch.cuda.Stream, side: torch.cuda.Stream) -> Iter
         ModelRunner._decode_cuda_graph_runner_cls = original
 
 
+def prefill_graph_tokens(model_runner: ModelRunner) -> tuple[int, ...]:
+    """Sizes of forwards with a prefill that run as CUDA graphs, ascending; none if such graphs are off."""
+    return tuple(getattr(model_runner.prefill_cuda_graph_runner, "capture_num_tokens", ()))
+
+
 def capture_level(model_runner: ModelRunner, stream: torch.cuda.Stream, sizes: list[int], tpcs: int) -> LaneGraphRunner:
     """Decode graphs for batches of ``sizes`` on ``stream`` and its ``tpcs`` TPCs. Logs time and memory."""
     begin_s, free = time.perf_counter(), torch.cuda.mem_get_info()[0]

@@ -82,10 +82,13 @@ class GpuLanes:
     def prefilling(self, tpcs: int) -> Iterator[None]:
         stream, stock = self._control.partition(self._total - tpcs).prefill, self._scheduler.forward_stream
         stream.wait_stream(stock)
+        # Prefill graphs share memory and input buffers with the decode graphs that run beside.
+        graphs, self._runner.prefill_cuda_graph_runner = self._runner.prefill_cuda_graph_runner, None
         try:
             with self._in_use(stream, copy=False):
                 yield
         finally:
+            self._runner.prefill_cuda_graph_runner = graphs
             end = torch.cuda.Event()
             end.record(stream)
             stock.wait_event(end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,6 @@ _MATCH_HEAD = 32
 _MATCH_AGE_S = 0.25
 _WAITING_SEEN = 64
 _LONGEST_TTFT_S = 60.0
-# A chunk's forward is launched kernel by kernel there, which takes the host as long as hundreds of tokens take the GPU.
-_LEAST_CHUNK_ON_GPU = 32
 
 
 class Planner:
@@ -79,9 +76,10 @@ class Planner:
             new.append(max(_tokens(req) - req.conflux.cached, 1))
             cached.append(req.conflux.cached)
         decodes = 0 if running.is_empty() else running.batch_size()
-        page = math.lcm(scheduler.page_size, _LEAST_CHUNK_ON_GPU if scheduler.device == "cuda" else 1)
+        page = scheduler.page_size
         budget = min(self._chunk - decodes, scheduler.max_prefill_tokens) // page * page
         controller = scheduler.controller
+        host_overhead_s, drain_s = controller.overheads_s(scheduler.after_window)
         return Situation(
             decode_context=running.seq_lens_cpu.numpy() if decodes else np.empty(0, dtype=np.int64),
             prefill_new=np.array(new, dtype=np.int64),
@@ -90,8 +88,9 @@ class Planner:
             prefill_budget=max(budget, page),
             max_look_ahead=self.most_steps(running) if decodes else 0,
             page_size=page,
-            host_overhead_s=controller.host_overhead_s,
+            host_overhead_s=host_overhead_s,
             waited_s=scheduler.waited_s,
+            drain_s=drain_s,
         )
 
     def most_steps(self, running: ScheduleBatch) -> int:

@@ -66,7 +66,7 @@ class ConfluxScheduler(Scheduler):
         self._span = threading.local()
         self._plan: Plan | None = None
         self._decode_owed = False
-        self.waited_s = 0.0
+        self.waited_s, self.after_window = 0.0, False
         self.windows = Windows(self)
         self._time_forwards()
         if not self.batch_result_processor.enable_overlap:
@@ -181,6 +181,7 @@ class ConfluxScheduler(Scheduler):
         if plan is not None and plan.running is not None:
             steps, spare = self.windows.room(plan)
             if steps:
+                self.after_window = True
                 return self.windows.run(batch, plan, steps, spare)
             self._decode_owed = not plan.running.is_empty()
         iteration = self.begin(plan, batch)
@@ -189,7 +190,7 @@ class ConfluxScheduler(Scheduler):
         iteration.learnable = result.delay_sample_func is None
         iteration.halves.append(Half(phase, self.controller.model.total_tpcs, q, c, rows, [self._span.last]))
         self.controller.launched(iteration)
-        self.waited_s = 0.0
+        self.waited_s, self.after_window = 0.0, False
         return result
 
     def run_stock(self, batch: ScheduleBatch) -> tuple[Any, Span]:

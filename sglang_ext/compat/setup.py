@@ -19,10 +19,10 @@ from learner.latency import LatencyModel
 from learner.record_file import RecordWriter
 from learner.records import Header
 from learner.shape import ModelShape
-from sglang_ext.compat.graphs import decode_graphs_on
+from sglang_ext.compat.graphs import decode_graphs_on, prefill_graph_tokens
 from sglang_ext.compat.lanes import ATTENTION_BACKENDS, GpuLanes
 from sglang_ext.compat.ranks import common
-from sglang_ext.config import RANDOM, Config
+from sglang_ext.config import FORCED_WINDOWS, RANDOM, Config
 from sglang_ext.controller import Controller
 from sglang_ext.device import device_profile
 from sglang_ext.lanes import Lanes, OneLane, RandomLane
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+# What a mixed batch costs whatever its chunk; and what is left of a prompt must not look like a decode to the learner.
+_LEAST_CHUNK_ON_GPU = 32
 
 
 def choose_sm_control(server_args: Any, gpu_id: int) -> Chosen:
@@ -127,8 +130,10 @@ def make_controller(scheduler: Scheduler) -> Controller:
         fixed_split=levels[0] if levels and config.fixed_split else config.fixed_split,
         max_look_ahead=config.look_ahead(lanes.concurrent),
         explore=config.explore,
+        least_chunk=_LEAST_CHUNK_ON_GPU if scheduler.device == "cuda" else 1,
+        graph_tokens=prefill_graph_tokens(scheduler.tp_worker.model_runner),
     )
-    if config.two_halves and not settings.concurrent:
+    if config.mode in FORCED_WINDOWS and not settings.concurrent:
         why = lanes.state().get("reason", "no decode graphs could be captured for partitions")
         logger.warning("conflux: in %s mode prefill and decode run one after the other: %s", config.mode, why)
     return Controller(

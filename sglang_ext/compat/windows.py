@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -14,16 +16,15 @@ from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv
 from sglang_ext.iteration import Half
 from sglang_ext.launch import make_launchers
+from sglang_ext.policy.gaps import QUEUED
 from sglang_ext.window import Window, WindowStats
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
     from sglang_ext.compat.scheduler import ConfluxScheduler, Plan
+    from sglang_ext.policy.types import Decision
     from sglang_ext.timing import Span
-
-QUEUED = 2
-"""Decode steps kept launched beyond those taken, so that the device never waits for the host."""
 
 
 class Windows:
@@ -33,6 +34,8 @@ class Windows:
         self._scheduler = scheduler
         self._launcher, self._prefill_launcher = make_launchers(scheduler.device, self._launch_context)
         self.stats = WindowStats()
+        # Of the last windows: how long launching a prefill keeps the host, and a decode step the device.
+        self._launch_s, self._step_s = 0.03, 0.0
 
     def room(self, plan: Plan) -> tuple[int, int]:
         """(steps, spare ones) that fit now that the prefill has its slots; no step sends the prefill alone, counted."""
@@ -71,7 +74,8 @@ class Windows:
             locations,
             lambda step: self._launcher.launch(lambda: self._decode(step, decision.decode_tpcs)),
         )
-        window.launch(steps)
+        # While the host launches the prefill it launches no steps; where the halves run at once the rest come then.
+        window.launch(min(steps, self._cover(decision)) if lanes.concurrent else steps)
         launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
         while True:
             # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is.
@@ -83,7 +87,7 @@ class Windows:
                 break
             else:
                 wait([launched])
-        result, span = launched.result()
+        result, span, launch_s = launched.result()
         window.close()
         self.stats.add(window)
         batches.shrink(running)
@@ -92,6 +96,7 @@ class Windows:
         decode.spans, prefill.spans = window.spans, [span]
         iteration.halves += [decode, prefill]
         controller.clock.poll()
+        self._note(launch_s, decode.spans[-1])
         left_s = span.end_s - decode.spans[-1].end_s if iteration.known else decision.left_s
         scheduler.waited_s = max(left_s, 0.0)
         controller.launched(iteration)
@@ -108,9 +113,22 @@ class Windows:
         held = scheduler.batch_record_buf[scheduler.batch_record_ct] if scheduler.enable_overlap else None
         return result, step.copy(), held, span
 
-    def _prefill(self, batch: ScheduleBatch, tpcs: int) -> tuple[Any, Span]:
+    def _prefill(self, batch: ScheduleBatch, tpcs: int) -> tuple[Any, Span, float]:
+        """Its result, its times, and how long launching it took."""
+        begin_s = time.perf_counter()
         with self._scheduler.lanes.prefilling(tpcs):
-            return self._scheduler.run_stock(batch)
+            result, span = self._scheduler.run_stock(batch)
+        return result, span, time.perf_counter() - begin_s
+
+    def _cover(self, decision: Decision) -> int:
+        """Steps that last until a prefill has been launched, with some to spare."""
+        step_s = self._step_s or decision.predicted_s / decision.look_ahead_steps
+        return max(QUEUED, 1 + math.ceil(1.5 * self._launch_s / max(step_s, 1e-4)))
+
+    def _note(self, launch_s: float, step: Span) -> None:
+        self._launch_s += 0.2 * (launch_s - self._launch_s)
+        if step.known:
+            self._step_s = step.end_s - step.start_s
 
     @contextmanager
     def _launch_context(self) -> Iterator[None]:

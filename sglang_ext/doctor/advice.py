@@ -7,7 +7,7 @@ from typing import Literal
 
 from sglang_ext.doctor.facts import SCHEMA, Advice, Facts, Report, Serving
 
-MIXED, WINDOWS = ("temporal", "chunked"), ("spatial", "reserved", "duet")
+MIXED, CONCURRENT, WINDOWS = ("temporal", "chunked"), ("spatial", "reserved"), ("spatial", "reserved", "duet")
 OLD_PROFILE_S = 180 * 86400.0
 
 
@@ -24,7 +24,7 @@ def serving(facts: Facts) -> Serving:
     return Serving(
         possible=next(obstacles(facts), None) is None,
         sm_control=control,
-        auto_weighs=MIXED,
+        auto_weighs=(*MIXED, *CONCURRENT) if at_once else MIXED,
         one_after_the_other=() if at_once else WINDOWS,
     )
 

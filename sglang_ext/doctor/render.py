@@ -138,10 +138,10 @@ def _serving(report: Report) -> list[Row]:
     if report.facts.device == "cpu":
         control += ": a CPU has no SMs"
     elif serving.sm_control != "none":
-        control += ", for the forced modes spatial, reserved and duet"
+        control += ", on one GPU with FlashAttention 3"
     rows = [
         ("serves", f"on {device}: python -m sglang.launch_server --model-path MODEL --backend conflux"),
-        ("auto", f"weighs {' and '.join(serving.auto_weighs)} iterations by prediction"),
+        ("auto", f"weighs {', '.join(serving.auto_weighs[:-1])} and {serving.auto_weighs[-1]} by prediction"),
         ("SM control", control),
     ]
     if serving.one_after_the_other:

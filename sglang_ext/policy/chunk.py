@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -27,18 +27,46 @@ WAY = tuple(np.linspace(0.0, 1.0, FINE).tolist())
 
 
 @lru_cache(maxsize=1024)
-def _spaced(pages: int, page: int) -> frozenset[int]:
-    return frozenset((np.rint(np.geomspace(1, pages - 1, COARSE)).astype(np.int64) * page).tolist())
+def _spaced(first: int, last: int, page: int) -> tuple[int, ...]:
+    """COARSE pages from ``first`` to ``last``, in tokens."""
+    return tuple(sorted(set((np.rint(np.geomspace(first, last, COARSE)).astype(np.int64) * page).tolist())))
 
 
-def coarse_budgets(offer: Offer) -> list[int]:
-    """Budgets from a page to the whole offer, ascending, to begin the search with; all if they are few."""
+@lru_cache(maxsize=1024)
+def fitting_budgets(graph_tokens: tuple[int, ...], decodes: int, page: int) -> tuple[int, ...]:
+    """Budgets that fill up a CUDA graph beside so many decodes, in whole pages, ascending."""
+    return tuple(sorted({budget for tokens in graph_tokens if (budget := (tokens - decodes) // page * page) > 0}))
+
+
+def least_budget(offer: Offer, least_chunk: int) -> int:
+    """The smallest budget of at least so many tokens, or the whole offer."""
+    return min(-(-least_chunk // offer.page) * offer.page, offer.most)
+
+
+def coarse_budgets(offer: Offer, least: int, fitting: tuple[int, ...] = ()) -> list[int]:
+    """Budgets from the ``least`` to the whole offer, ascending, to begin the search with; all if they are few.
+
+    Of ``fitting`` ones (:func:`fitting_budgets`) so many that the second look can take all between two; beyond the
+    last of them, any.
+    """
     most, page = offer.most, offer.page
-    pages = most // page
-    if pages - 1 <= COARSE:
-        return list(range(page, most + 1, page))
-    near = [bend for start in offer.starts[1:-1][:ENDS] for by in _around(page) if 0 < (bend := start + by) < most]
-    return [*sorted(_spaced(pages, page).union(near)), most]
+    found: set[int] = set()
+    if fitting and fitting[0] < most:
+        inside = fitting[bisect_right(fitting, least) : bisect_left(fitting, most)]
+        found.update(inside[:: -(-len(inside) // COARSE) or 1], inside[-1:])
+    if not fitting or fitting[-1] < most:
+        first, last = max((least, *fitting[-1:])) // page, most // page
+        if last - first <= COARSE:
+            found.update(range(first * page, most, page))
+        else:
+            found.update(_spaced(first, last - 1, page))
+            found.update(
+                bend
+                for start in offer.starts[1:-1][:ENDS]
+                for by in _around(page)
+                if first * page < (bend := start + by) < most
+            )
+    return sorted({least, most}.union(found))
 
 
 def _around(page: int) -> tuple[int, ...]:
@@ -67,12 +95,13 @@ def largest_chunk(
     limit_s: float,
     tolerance_s: float,
     worth: Callable[[float], bool] = lambda tokens: True,
+    fitting: tuple[int, ...] = (),
 ) -> Batch:
     """The largest mixed batch found whose ``upper_s`` is within ``limit_s``.
 
     ``batches``: those of :func:`coarse_budgets`, at least two; the last, the whole offer, is known to break it. If even
-    a page breaks it, the limit becomes a page's own time plus ``tolerance_s``: the least violation, up to what a
-    prediction can tell apart.
+    the first breaks it, the limit becomes its own time plus ``tolerance_s``: the least violation, up to what a
+    prediction can tell apart. Where budgets are ``fitting`` nothing between them is looked at.
 
     But where prompts end, a roofline bends up only: it sums maxima of linear and quadratic terms of tokens. So between
     two batches with no such end between them it crosses the limit after their chord and before the lines through the
@@ -93,6 +122,9 @@ def largest_chunk(
     between = last - first - 1
     if between < 1 or high_s <= limit_s:
         return batches.at(below)
+    if fitting and low < fitting[-1]:
+        inside = list(fitting[bisect_right(fitting, low) : bisect_left(fitting, high)])
+        return _largest_of(predict(inside), limit_s, batches.at(below)) if inside else batches.at(below)
     nearest, furthest = first + (last - first) * (limit_s - low_s) / (high_s - low_s), float(last)
     if not _bends(offer, low, high):
         furthest = max(_furthest(budgets, upper_s, below, limit_s) / page, nearest)
@@ -104,9 +136,13 @@ def largest_chunk(
         looks = [nearest + part * (last - first) for part in BEFORE]
         looks += [(1.0 - part) * nearest + part * furthest for part in WAY]
         grid = [min(max(int(look), first + 1), last - 1) for look in looks]
-    fine = predict([pages * page for pages in grid])
-    fitting = [index for index, time_s in enumerate(fine.upper_s) if time_s <= limit_s]
-    return fine.at(max(fitting, key=fine.budgets.__getitem__)) if fitting else batches.at(below)
+    return _largest_of(predict([pages * page for pages in grid]), limit_s, batches.at(below))
+
+
+def _largest_of(batches: Batches, limit_s: float, otherwise: Batch) -> Batch:
+    """The largest within the limit, if there is one."""
+    within = [index for index, time_s in enumerate(batches.upper_s) if time_s <= limit_s]
+    return batches.at(max(within, key=batches.budgets.__getitem__)) if within else otherwise
 
 
 def _furthest(budgets: list[int], upper_s: list[float], below: int, limit_s: float) -> float:

@@ -6,7 +6,7 @@ first token after it, and for those whose first token it makes. Inputs are scala
 
 from __future__ import annotations
 
-from numpy import add, ceil, divide, maximum, multiply, subtract
+from numpy import add, maximum, minimum, multiply, subtract
 
 from sglang_ext.policy.types import FloatArray
 
@@ -16,15 +16,20 @@ def mixed_gap_s(upper_s: float, overhead_s: float) -> float:
     return upper_s + overhead_s
 
 
+QUEUED = 2
+"""Decode steps that are kept launched ahead of the host while a window's prefill runs on."""
+
+
 def window_gaps(
-    decode_upper_s: FloatArray,
-    decoding_s: FloatArray,
-    decoding_upper_s: FloatArray,
+    step_s: FloatArray,
+    step_upper_s: FloatArray,
+    steps: FloatArray,
     prefill_s: FloatArray,
     prefill_upper_s: FloatArray,
     begins: FloatArray,
+    most_steps: int,
     next_upper_s: float,
-    host_overhead_s: float,
+    overhead_s: float,
     waited_s: float,
     largest_s: FloatArray,
     left_s: FloatArray,
@@ -32,63 +37,60 @@ def window_gaps(
     """Gaps of windows of k decode steps beside one prefill: fills ``largest_s``, the largest gap between two tokens,
     and ``left_s``, how long a request's last token will have waited when the window ends. Arrays are of any one shape.
 
-    Given are the bound on one step; mean and bound of all k steps, of which the bound is overwritten; and mean and
-    bound of the prefill. Three gaps can be the largest: to the first step (the wait so far, the host, t_d); between
-    two steps (t_d, smaller than the first); and across the end: what is left of max(k·t_d, t_p) after the k-th step,
-    plus the host and ``next_upper_s``, the bound on a decode step alone, which the next iteration can always run. What
-    is left counts the prefill at its bound and the steps at their mean: a decode that is quicker than its bound waits
-    longer. Where ``begins`` is 1, else 0, the prefill makes first tokens; they wait for the rest of the steps, which
-    then count at their bound. The k steps are alike, as in the article: what a few more tokens of context add is far
-    below the bound's margin.
+    Given are mean and bound of one step, k, and mean and bound of the prefill. While the prefill runs on after the k
+    steps decode goes on beside it, up to :func:`reach` steps. Three gaps can be the largest: to the first step (the
+    wait so far, the host, t_d); between two steps (t_d, smaller than the first); and across the window's end: what is
+    left, plus the host and ``next_upper_s``, the bound on a decode step alone, which the next iteration can always run.
+    What is left is the rest of a prefill, at its bound, that outlasts all steps, at their mean: quicker decodes wait
+    longer. Where ``begins`` is 1, else 0, the prefill makes first tokens; they wait for the rest
+    of the k steps or for those that are queued, at their bound. The steps are alike, as in the article: what a few more
+    tokens of context add is far below the bound's margin.
     """
-    subtract(prefill_upper_s, decoding_s, left_s)
-    begun_s = subtract(decoding_upper_s, prefill_s, decoding_upper_s)
-    multiply(begun_s, begins, begun_s)
-    maximum(left_s, begun_s, out=left_s)
+    reach(steps, most_steps, left_s)
+    multiply(left_s, step_s, left_s)
+    subtract(prefill_upper_s, left_s, left_s)
+    # largest_s is free until the end.
+    multiply(steps, step_upper_s, largest_s)
+    subtract(largest_s, prefill_s, largest_s)
+    maximum(largest_s, QUEUED * step_upper_s, out=largest_s)
+    multiply(largest_s, begins, largest_s)
+    maximum(left_s, largest_s, out=left_s)
     maximum(left_s, 0.0, out=left_s)
-    _largest(decode_upper_s, next_upper_s, host_overhead_s, waited_s, largest_s, left_s)
+    _largest(step_upper_s, next_upper_s, overhead_s, waited_s, largest_s, left_s)
+
+
+def reach(steps: FloatArray, most_steps: int, reached: FloatArray) -> None:
+    """Fill ``reached`` with the most steps that a window of k can make: its own, as many spare ones, those queued."""
+    multiply(steps, 2.0, reached)
+    add(reached, QUEUED, reached)
+    minimum(reached, most_steps, out=reached)
 
 
 def turn_gaps(
     decode_upper_s: FloatArray,
     prefill_upper_s: FloatArray,
     next_upper_s: float,
-    host_overhead_s: float,
+    overhead_s: float,
     waited_s: float,
     largest_s: FloatArray,
     left_s: FloatArray,
 ) -> None:
     """The same for windows whose prefill runs after the steps: all of it is left then."""
     left_s[...] = prefill_upper_s
-    _largest(decode_upper_s, next_upper_s, host_overhead_s, waited_s, largest_s, left_s)
+    _largest(decode_upper_s, next_upper_s, overhead_s, waited_s, largest_s, left_s)
 
 
 def _largest(
     decode_upper_s: FloatArray,
     next_upper_s: float,
-    host_overhead_s: float,
+    overhead_s: float,
     waited_s: float,
     largest_s: FloatArray,
     left_s: FloatArray,
 ) -> None:
     """Fill ``largest_s``: the gap to the first step or across the window's end, whichever is larger."""
-    add(left_s, host_overhead_s + next_upper_s, largest_s)
-    maximum(largest_s, decode_upper_s + (host_overhead_s + waited_s), out=largest_s)
-
-
-def least_steps(
-    decode_s: FloatArray,
-    prefill_upper_s: FloatArray,
-    next_upper_s: float,
-    host_overhead_s: float,
-    limit_s: float,
-    steps: FloatArray,
-) -> None:
-    """Fill ``steps`` [w] with the smallest k that keeps the gap across a window's end within ``limit_s``; more only
-    costs rate."""
-    subtract(prefill_upper_s, limit_s - host_overhead_s - next_upper_s, steps)
-    divide(steps, decode_s, steps)
-    ceil(steps, steps)
+    add(left_s, overhead_s + next_upper_s, largest_s)
+    maximum(largest_s, decode_upper_s + (overhead_s + waited_s), out=largest_s)
 
 
 def within(tbt_slo_s: float) -> float:

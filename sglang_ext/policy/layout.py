@@ -26,14 +26,15 @@ from sglang_ext.policy.types import RESERVED, SPATIAL, FloatArray, IntArray, Pla
 
 
 class WindowRoom:
-    """Room to weigh w windows (sizes of the prefill × n divisions, size by size) with k numbers of steps each.
+    """Room to weigh w windows (sizes of the prefill × n divisions, size by size) with k = 2 numbers of steps each.
 
     All is flat, [k · w]; see :mod:`learner.prompts` for why it is kept, which makes it room for one thread.
     ``table`` [12, k · w] is a candidate table, in which modes and TPCs stand already.
     """
 
-    def __init__(self, mode: IntArray, decode_tpcs: IntArray, prefill_tpcs: IntArray, sizes: int, k: int) -> None:
+    def __init__(self, mode: IntArray, decode_tpcs: IntArray, prefill_tpcs: IntArray, sizes: int) -> None:
         self.divisions = n = len(mode)
+        k = 2
         w, size = sizes * n, k * sizes * n
         self.table = table = np.zeros((len(Plan._fields), size))
         table[[MODE, PREFILL_TPCS, DECODE_TPCS]] = np.tile((mode, prefill_tpcs, decode_tpcs), k * sizes)
@@ -49,11 +50,9 @@ class WindowRoom:
         self._budgets, self.tokens, self.begins = self._sizes
         self.step_s, self.step_upper_s, _ = step_s = self._halves_s[:, :size]
         self.prefill_s, self.prefill_upper_s, _ = prefill_s = self._halves_s[:, size:]
-        self.of_window = self.step_s[:w], self.prefill_s[:w], self.prefill_upper_s[:w]
-        """Means of a step and of the prefill, and the bound of the prefill, of each window [w]."""
-        decoding_s = np.empty((3, size))
-        self.decoding_s, self.decoding_upper_s, _ = decoding_s
-        self._durations = list(zip(step_s, decoding_s, prefill_s, table[PREDICTED : ROOFLINE + 1], strict=True))
+        self.of_window = self.step_s[:w], self.prefill_s[:w]
+        """Means of a step and of the prefill of each window [w]."""
+        self._durations = list(zip(step_s, prefill_s, table[PREDICTED : ROOFLINE + 1], strict=True))
         self.scratch, self.keeps, self.score = np.empty(size), np.empty(size, dtype=np.bool_), np.empty(size)
         self.score_by_division, self.first = self.score.reshape(-1, n), np.arange(n)
         self.preference_s = -1e-12 * np.arange(size)
@@ -67,12 +66,12 @@ class WindowRoom:
 
     def last(self, concurrent: bool) -> None:
         """Find how long steps and prefills last, one by one and together: mean, bound and roofline."""
-        for step_s, decoding_s, prefill_s, duration_s in self._durations:
-            multiply(self.steps, step_s, decoding_s)
+        for step_s, prefill_s, duration_s in self._durations:
+            multiply(self.steps, step_s, duration_s)
             if concurrent:
-                maximum(decoding_s, prefill_s, out=duration_s)
+                maximum(duration_s, prefill_s, out=duration_s)
             else:
-                add(decoding_s, prefill_s, duration_s)
+                add(duration_s, prefill_s, duration_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,14 +79,13 @@ class Layout:
     """Divisions of the device, each to be weighed with the same number of sizes of the prefill.
 
     ``decode_tpcs`` and ``prefill_tpcs`` [n]: what each division gives. ``pairs``: the halves of all windows if they run
-    at once; None if they run one after the other. ``room``: where to weigh all windows, by how many numbers of steps
-    are weighed of each.
+    at once; None if they run one after the other. ``room``: where to weigh all windows.
     """
 
     decode_tpcs: IntArray
     prefill_tpcs: IntArray
     pairs: Pairs | None
-    room: dict[int, WindowRoom]
+    room: WindowRoom
 
     @property
     def concurrent(self) -> bool:
@@ -130,5 +128,4 @@ def lay_out(modes: tuple[int, ...], levels: tuple[int, ...], total_tpcs: int, co
     mode = np.concatenate([np.full(len(at[0]), one) for one, at in zip(modes, divided, strict=True)])
     decode_tpcs, prefill_tpcs = (np.concatenate(halves) for halves in zip(*divided, strict=True))
     pairs = Pairs(decode_tpcs, prefill_tpcs, sizes) if concurrent else None
-    room = {steps: WindowRoom(mode, decode_tpcs, prefill_tpcs, sizes, steps) for steps in (2, 3)}
-    return Layout(decode_tpcs, prefill_tpcs, pairs, room)
+    return Layout(decode_tpcs, prefill_tpcs, pairs, WindowRoom(mode, decode_tpcs, prefill_tpcs, sizes))

@@ -72,8 +72,9 @@ class Situation:
     progress first; all entries of ``prefill_new`` are at least 1. ``tbt_slo_s`` is the batch's τ: the smallest of its
     decodes' targets. ``prefill_budget`` is the most prefill tokens that one iteration may carry,
     ``max_look_ahead`` the most decode steps that may be launched ahead (0: none). ``host_overhead_s`` is the exposed
-    host time of an iteration. ``waited_s`` is how long the decodes' last tokens will have waited when this iteration
-    starts, beyond that overhead: what was left of the previous window after its last decode step or first tokens
+    host time before a mixed batch, ``drain_s`` what a window costs beyond it: what ran before has to be done with
+    first. ``waited_s`` is how long the decodes' last tokens will have waited when this iteration starts, beyond that
+    overhead: what was left of the previous window after its last decode step or first tokens
     (:attr:`Decision.left_s`, or as measured), 0 after any other iteration.
     """
 
@@ -86,6 +87,7 @@ class Situation:
     page_size: int = 1
     host_overhead_s: float = 0.0
     waited_s: float = 0.0
+    drain_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ class Settings:
     """What stays the same from iteration to iteration.
 
     ``concurrent``: the device can run two halves at once. ``levels``: the numbers of TPCs on offer, ascending; spatial
-    gives decode so many, reserved keeps prefill off so many. ``fixed_split`` replaces them by one.
+    gives decode so many, reserved keeps prefill off so many. ``fixed_split`` replaces them by one. ``least_chunk``: the
+    fewest tokens of a cut prefill. ``graph_tokens``, ascending: sizes of mixed batches that run as CUDA graphs; one of
+    a size between two is padded to the larger, so cut ones are made to fit.
     """
 
     mode: ModeSetting = "auto"
@@ -102,6 +106,8 @@ class Settings:
     fixed_split: int | None = None
     max_look_ahead: int = 8
     explore: bool = True
+    least_chunk: int = 1
+    graph_tokens: tuple[int, ...] = ()
 
 
 class Plan(NamedTuple):

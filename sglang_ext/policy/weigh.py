@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sglang_ext.policy.chunk import coarse_budgets, largest_chunk
+from sglang_ext.policy.chunk import coarse_budgets, fitting_budgets, largest_chunk, least_budget
 from sglang_ext.policy.forwards import Batch, Batches, Forwards, Windows
 from sglang_ext.policy.gaps import mixed_gap_s, within
 from sglang_ext.policy.layout import Layout, lay_out, levels_on_offer
@@ -38,6 +38,8 @@ class Weighing:
         self.situation, self.settings = situation, settings
         self._offered, self._tpcs = offered, model.total_tpcs
         self._forwards = Forwards(situation, offered, model)
+        self._least = least_budget(offered, settings.least_chunk)
+        self._fitting = fitting_budgets(settings.graph_tokens, self._forwards.decodes, offered.page)
         self._most_steps = min(situation.max_look_ahead, settings.max_look_ahead)
         self._levels = levels_on_offer(settings, model.total_tpcs) if settings.concurrent else ()
         self._overhead_s = situation.host_overhead_s + situation.waited_s
@@ -50,7 +52,9 @@ class Weighing:
 
     def _ask(self) -> Everything:
         if self._everything is None:
-            budgets, divided = coarse_budgets(self._offered) if self._cuts() else [self._offered.most], self._divide()
+            budgets, divided = [self._offered.most], self._divide()
+            if self._cuts():
+                budgets = coarse_budgets(self._offered, self._least, self._fitting)
             if divided is None:
                 mixed, windows = self._forwards.mixed([0, *budgets]), None
             else:
@@ -64,7 +68,7 @@ class Weighing:
         mode, concurrent = self.settings.mode, self.settings.concurrent
         if mode not in WINDOW_MODES or self.no_window() or (mode == "auto" and not concurrent):
             return None
-        sizes = prefill_sizes(self._offered, DUET_SHARES if mode == "duet" else SHARES)
+        sizes = prefill_sizes(self._offered, DUET_SHARES if mode == "duet" else SHARES, self._least)
         return sizes, lay_out(WINDOW_MODES[mode], self._levels, self._tpcs, concurrent, len(sizes))
 
     def _cuts(self) -> bool:
@@ -86,14 +90,14 @@ class Weighing:
     def cut_plans(self, rival_rate: float = 0.0) -> list[Plan]:
         """Smaller mixed batches, where the whole one breaks τ.
 
-        The largest that keeps τ or, if even a page breaks it, a page, and the largest that comes close to that; and if
-        the decodes have waited, decode alone. Where no chunk can reach ``rival_rate`` (tokens per second, of another
+        The largest that keeps τ or, if even the least breaks it, that one, and the largest that comes close to it; and
+        if the decodes have waited, decode alone. Where no chunk can reach ``rival_rate`` (tokens per second, of another
         feasible plan) the largest is not looked for closely.
         """
         found = []
         mixed = self._ask().mixed
         if len(mixed.budgets) > 1:
-            page_s = mixed.upper_s[0]
+            least_s = mixed.upper_s[0]
             limit_s = within(self.situation.tbt_slo_s) - self._overhead_s
             # At the limit the mean is as far below the bound as it is for the whole: both batches are mixed.
             mean_s = limit_s * self.whole.mean_s / self.whole.upper_s
@@ -103,10 +107,11 @@ class Weighing:
                 self._forwards.mixed,
                 self._offered,
                 limit_s,
-                SAME * (page_s + self._overhead_s),
+                SAME * (least_s + self._overhead_s),
                 lambda tokens: tokens >= rival_tokens,
+                self._fitting,
             )
-            if page_s > limit_s:
+            if least_s > limit_s:
                 found.append(self._mixed_plan(CHUNKED, mixed.at(0)))
             found.append(self._mixed_plan(CHUNKED, chunk))
         if self.situation.waited_s > 0:
@@ -120,7 +125,7 @@ class Weighing:
         predictions can tell apart.
         """
         everything = self._ask()
-        least_s = self._windows().least_step_upper_s + self._overhead_s
+        least_s = self._windows().least_step_upper_s + self._overhead_s + self.situation.drain_s
         mixed_s = everything.mixed.upper_s[0] + self._overhead_s
         limit_s = within(self.situation.tbt_slo_s)
         return least_s > limit_s and (mixed_s <= limit_s or least_s > mixed_s * (1.0 + SAME))

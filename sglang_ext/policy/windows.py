@@ -13,7 +13,7 @@ from numpy import add, divide, less_equal, multiply, subtract
 
 from sglang_ext.policy.duet import duet, steps_between
 from sglang_ext.policy.forwards import Windows
-from sglang_ext.policy.gaps import least_steps, turn_gaps, window_gaps, within
+from sglang_ext.policy.gaps import turn_gaps, window_gaps, within
 from sglang_ext.policy.layout import WindowRoom
 from sglang_ext.policy.prefill import Offer
 from sglang_ext.policy.types import FloatArray, Situation
@@ -25,44 +25,40 @@ DUET_SHARES = (1,)
 """The article's windows carry a whole one."""
 
 
-def prefill_sizes(offer: Offer, shares: tuple[int, ...]) -> list[int]:
-    """The offer's largest budget divided by each share, in whole pages, largest first, without repeats."""
+def prefill_sizes(offer: Offer, shares: tuple[int, ...], least: int) -> list[int]:
+    """The offer's largest budget divided by each share, in whole pages and not below ``least``, largest first, without
+    repeats."""
     pages = offer.most // offer.page
-    return [size * offer.page for size in sorted({max(pages // share, 1) for share in shares}, reverse=True)]
+    return sorted({max(pages // share * offer.page, least) for share in shares}, reverse=True)
 
 
-def weigh(windows: Windows, situation: Situation, room: WindowRoom) -> None:
+def weigh(windows: Windows, situation: Situation, room: WindowRoom, most_steps: int) -> None:
     """Fill in the room's table but for what is feasible, all else being there."""
-    host_s, concurrent = situation.host_overhead_s, windows.layout.concurrent
-    waits_s = windows.next_upper_s, host_s, situation.waited_s
+    overhead_s, concurrent = situation.host_overhead_s + situation.drain_s, windows.layout.concurrent
+    waits_s = windows.next_upper_s, overhead_s, situation.waited_s
     room.last(concurrent)
     if concurrent:
-        halves_s = room.decoding_s, room.decoding_upper_s, room.prefill_s, room.prefill_upper_s
-        window_gaps(room.step_upper_s, *halves_s, room.begins, *waits_s, room.gap_s, room.left_s)
+        halves_s = room.step_s, room.step_upper_s, room.steps, room.prefill_s, room.prefill_upper_s
+        window_gaps(*halves_s, room.begins, most_steps, *waits_s, room.gap_s, room.left_s)
     else:
         turn_gaps(room.step_upper_s, room.prefill_upper_s, *waits_s, room.gap_s, room.left_s)
     multiply(room.steps, len(situation.decode_context), room.rate)
     add(room.rate, room.tokens, room.rate)
-    divide(room.rate, add(room.predicted_s, host_s, room.scratch), room.rate)
+    divide(room.rate, add(room.predicted_s, overhead_s, room.scratch), room.rate)
 
 
 def best_windows(windows: Windows, situation: Situation, most_steps: int) -> FloatArray:
     """The best plan of each division, as columns of a candidate table [12, n].
 
     Of a division's plans (values of k × sizes of the prefill) it is the feasible one of the highest rate, else the one
-    whose largest gap is smallest, of equals that with the larger prefill. k is the article's ⌊t_p/t_d⌋ or one more or,
-    where the halves run at once, the least that keeps the gap across the window's end: the rate rises up to t_p/t_d
-    and falls beyond, so no other k is feasible at a higher one. All are within 1 and ``most_steps`` ≥ 1.
+    whose largest gap is smallest, of equals that with the larger prefill. k is the article's ⌊t_p/t_d⌋ or one more,
+    within 1 and ``most_steps`` ≥ 1: the rate rises up to t_p/t_d and falls beyond.
     """
-    limit_s, concurrent = within(situation.tbt_slo_s), windows.layout.concurrent
-    room = windows.layout.room[3 if concurrent else 2]
+    limit_s, room = within(situation.tbt_slo_s), windows.layout.room
     room.fill(*windows.details())
-    step_s, prefill_s, prefill_upper_s = room.of_window
-    if concurrent:
-        waits_s = windows.next_upper_s, situation.host_overhead_s
-        least_steps(step_s, prefill_upper_s, *waits_s, limit_s, room.by_window[2])
+    step_s, prefill_s = room.of_window
     steps_between(step_s, prefill_s, most_steps, room.by_window)
-    weigh(windows, situation, room)
+    weigh(windows, situation, room, most_steps)
     less_equal(room.gap_s, limit_s, room.keeps)
     room.feasible[...] = room.keeps
     subtract(room.preference_s, room.gap_s, room.score)
@@ -77,9 +73,9 @@ def duet_windows(windows: Windows, situation: Situation, most_steps: int) -> Flo
 
     ``windows`` are of one size.
     """
-    concurrent, room = windows.layout.concurrent, windows.layout.room[2]
+    concurrent, room = windows.layout.concurrent, windows.layout.room
     room.fill(*windows.details())
-    step_s, prefill_s, _ = room.of_window
+    step_s, prefill_s = room.of_window
     visited = duet(
         step_s,
         prefill_s,
@@ -90,7 +86,7 @@ def duet_windows(windows: Windows, situation: Situation, most_steps: int) -> Flo
         concurrent,
     )
     room.by_window[...] = visited.steps
-    weigh(windows, situation, room)
+    weigh(windows, situation, room, most_steps)
     room.rate[...], room.feasible[...] = visited.tokens_per_s.ravel(), visited.allowed.ravel()
     by_division = np.arange(room.steps.size).reshape(2, -1).T.ravel()
     return room.table.take(by_division, axis=1)

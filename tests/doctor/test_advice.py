@@ -143,4 +143,5 @@ def test_hidden_gpus() -> None:
 def test_windows_run_their_halves_at_once_where_there_is_sm_control() -> None:
     assert serving(H200).one_after_the_other == ()
     assert serving(LAPTOP).one_after_the_other == ("spatial", "reserved", "duet")
-    assert serving(H200).auto_weighs == serving(LAPTOP).auto_weighs == ("temporal", "chunked")
+    assert serving(H200).auto_weighs == ("temporal", "chunked", "spatial", "reserved")
+    assert serving(LAPTOP).auto_weighs == ("temporal", "chunked")

@@ -36,7 +36,8 @@ def test_text_of_a_gpu_machine() -> None:
         "smctrl passed: decode on 8, 16 of 66 TPCs tested",
         "calibrated 3 days ago: NVIDIA H200, 677 TFLOP/s, 4250 GB/s on all TPCs, 14 points",
         "/home/user/.cache/conflux, writable, 2 learnt models",
-        "SM control stream masks, for the forced modes spatial, reserved and duet",
+        "auto weighs temporal, chunked, spatial and reserved by prediction",
+        "SM control stream masks, on one GPU with FlashAttention 3",
         "nothing: all is well",
     ):
         assert part in flat

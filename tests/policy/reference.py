@@ -20,8 +20,6 @@ class Plan:
     upper_s: float
     gap_s: float
     rate: float
-    published: bool = True
-    """whether k is one of the two that DuetServe's article tries"""
 
     def keeps(self, tbt_slo_s: float) -> bool:
         return self.gap_s <= tbt_slo_s * (1 + 1e-9)
@@ -81,24 +79,22 @@ def window(s: Situation, model, mode, budget, decode_tpcs, prefill_tpcs, k, most
     joined = [n + c for n, c, q in zip(s.prefill_new, s.prefill_cached, whole, strict=True) if q == n]
     contexts = [c + most_steps for c in [*s.decode_context.tolist(), *joined]]
     _, following = forward(model, [1] * len(contexts), contexts, len(contexts), model.total_tpcs)
-    host = s.host_overhead_s
+    host = s.host_overhead_s + s.drain_s
     if concurrent:
         predicted, upper = max(k * t_d, t_p), max(k * u_d, u_p)
-        waits = [u_p - k * t_d, k * u_d - t_p if ended else 0.0, 0.0]
+        # Decode goes on beside a prefill that outlasts its k steps, and what is queued runs when it ends.
+        most = min(2 * k + 2, most_steps)
+        waits = [u_p - most * t_d, max(k * u_d - t_p, 2 * u_d) if ended else 0.0, 0.0]
     else:
         predicted, upper = k * t_d + t_p, k * u_d + u_p
         waits = [u_p]
     gap = max(s.waited_s + host + u_d, max(waits) + host + following)
     rate = (k * len(s.decode_context) + sum(new)) / (predicted + host)
-    published = k in {min(max(n, 1), most_steps) for n in (int(t_p // t_d), int(t_p // t_d) + 1)}
-    return Plan(mode, budget, decode_tpcs, prefill_tpcs, k, predicted, upper, gap, rate, published)
+    return Plan(mode, budget, decode_tpcs, prefill_tpcs, k, predicted, upper, gap, rate)
 
 
 def all_windows(s: Situation, settings: Settings, model, modes, shares=(1, 2, 4)) -> list[Plan]:
-    """Every division, every size on offer and every k, not only the two that are worth a look.
-
-    Where the halves run in turn k is no trade-off (fewer steps always carry a higher rate), so it stays the article's.
-    """
+    """Every division and every size on offer, with the two k that DuetServe's article tries."""
     most_steps = min(s.max_look_ahead, settings.max_look_ahead)
     total, page = model.total_tpcs, s.page_size
     levels = settings.levels if settings.fixed_split is None else (settings.fixed_split,)
@@ -111,11 +107,12 @@ def all_windows(s: Situation, settings: Settings, model, modes, shares=(1, 2, 4)
         budgets = {max(largest_budget(s) // page // share, 1) * page for share in shares}
         for decode_tpcs, prefill_tpcs in parts:
             for budget in budgets:
-                for k in range(1, most_steps + 1):
+                _, _, (t_d, _), (t_p, _) = halves(s, model, budget, decode_tpcs, prefill_tpcs, settings.concurrent)
+                for k in {min(max(n, 1), most_steps) for n in (int(t_p // t_d), int(t_p // t_d) + 1)}:
                     plans.append(
                         window(s, model, mode, budget, decode_tpcs, prefill_tpcs, k, most_steps, settings.concurrent)
                     )
-    return plans if settings.concurrent else [plan for plan in plans if plan.published]
+    return plans
 
 
 def all_mixed(s: Situation, model) -> list[Plan]:

@@ -53,6 +53,7 @@ class Simulator:
     draw: Callable[[], float]
     """in [0, 1]: where in [mean, bound] the next forward's time lies"""
     explorer: Explorer | None = None
+    drain_s: float = 0.0
     clock_s: float = 0.0
     gaps: list[Gap] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -84,6 +85,7 @@ class Simulator:
             max_look_ahead=8,
             page_size=self.page_size,
             host_overhead_s=self.host_overhead_s,
+            drain_s=self.drain_s,
             waited_s=max((self.clock_s - r.last_s for r in running), default=0.0),
         )
 
@@ -102,11 +104,16 @@ class Simulator:
             steps_end = [begin_s + self.takes(both)] if both[0] else [begin_s]
             prefill_end = end_s = steps_end[0]
         else:
-            concurrent = self.settings.concurrent
+            concurrent, steps = self.settings.concurrent, d.look_ahead_steps
+            begin_s += self.draw() * self.drain_s
             step_s = self.takes(decode, prefill if concurrent else None)
-            steps_end = [begin_s + (j + 1) * step_s for j in range(d.look_ahead_steps)]
-            prefill_begin_s = begin_s if concurrent else steps_end[-1]
-            prefill_end = prefill_begin_s + self.takes(prefill, decode if concurrent else None)
+            prefill_s = self.takes(prefill, decode if concurrent else None)
+            if concurrent:
+                # While the prefill runs two steps are kept queued, as far as there is room.
+                room = min(2 * steps + 2, self.settings.max_look_ahead, 8)
+                steps = max(steps, min(int(prefill_s / step_s) + 2, room))
+            steps_end = [begin_s + (j + 1) * step_s for j in range(steps)]
+            prefill_end = prefill_s + (begin_s if concurrent else steps_end[-1])
             end_s = max(prefill_end, steps_end[-1])
         for request in running:
             for step, time_s in enumerate(steps_end):

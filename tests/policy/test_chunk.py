@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sglang_ext.policy.chunk import COARSE, coarse_budgets, largest_chunk
+from sglang_ext.policy.chunk import COARSE, coarse_budgets, fitting_budgets, largest_chunk, least_budget
 from sglang_ext.policy.forwards import Batch, Forwards
 from sglang_ext.policy.prefill import offer
 from sglang_ext.policy.types import Situation
@@ -13,7 +13,9 @@ from tests.policy import reference
 from tests.policy.analytic import Analytic, corrected, h200, models, situations
 
 
-def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0, **options) -> tuple[Batch, int]:
+def search(
+    s: Situation, model, limit_s: float, tolerance_s: float = 0.0, least: int = 1, fitting=(), **options
+) -> tuple[Batch, int]:
     """The chunk found, and how many further calls of the model it took."""
     offered = offer(s)
     forwards = Forwards(s, offered, model)
@@ -23,8 +25,8 @@ def search(s: Situation, model, limit_s: float, tolerance_s: float = 0.0, **opti
         calls.append(budgets)
         return forwards.mixed(budgets)
 
-    batches = forwards.mixed(coarse_budgets(offered))
-    return largest_chunk(batches, predict, offered, limit_s, tolerance_s, **options), len(calls)
+    batches = forwards.mixed(coarse_budgets(offered, least_budget(offered, least), fitting))
+    return largest_chunk(batches, predict, offered, limit_s, tolerance_s, fitting=fitting, **options), len(calls)
 
 
 @settings(deadline=None)
@@ -110,3 +112,35 @@ def test_a_bend_between_two_looks_is_found() -> None:
     found, calls = search(s, bent, limit_s)
     assert calls == 1
     assert 0.98 * knee <= found.budget <= knee
+
+
+graphs = st.sets(st.integers(1, 90).map(lambda sixteens: 16 * sixteens), min_size=1, max_size=80)
+
+
+@settings(deadline=None, max_examples=60)
+@given(graphs, st.integers(0, 64), st.integers(2, 3000), st.sampled_from([1, 16]), st.floats(0.0, 0.999), models)
+def test_chunks_fill_up_a_graph_where_there_is_one(sizes, decodes, prompt, page, position, model) -> None:
+    s = Situation(np.full(decodes, 1000), np.array([prompt]), np.array([0]), 0.1, 4096, 0, page)
+    most, least = reference.largest_budget(s), 32
+    fitting = fitting_budgets(tuple(sorted(sizes)), decodes, page)
+    first = least_budget(offer(s), least)
+    assume(first < most)
+    first_s, whole_s = (reference.mixed(s, model, budget, "chunked").upper_s for budget in (first, most))
+    limit_s = first_s + position * (whole_s - first_s)
+    assume(limit_s < whole_s)
+    found, calls = search(s, model, limit_s, least=least, fitting=fitting)
+    assert calls <= 1
+    assert first <= found.budget < most
+    fits = [budget for budget in fitting if first < budget < most]
+    keep = [budget for budget in fits if reference.mixed(s, model, budget, "chunked").upper_s <= limit_s]
+    if keep and keep[-1] < fitting[-1]:
+        assert found.budget == max(keep)
+    assert found.budget in (*fits, first) or found.budget > fitting[-1]
+    assert reference.mixed(s, model, found.budget, "chunked").upper_s <= max(limit_s, first_s) * (1 + 1e-9)
+
+
+def test_budgets_that_fill_a_graph_are_whole_pages_that_leave_room_for_the_decodes() -> None:
+    assert fitting_budgets((64, 128, 256), 40, 1) == (24, 88, 216)
+    assert fitting_budgets((64, 128, 256), 40, 16) == (16, 80, 208)
+    assert fitting_budgets((64, 128), 64, 1) == (64,)
+    assert fitting_budgets((), 64, 1) == ()

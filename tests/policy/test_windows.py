@@ -5,48 +5,43 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sglang_ext.policy.forwards import Windows
 from sglang_ext.policy.gaps import turn_gaps, window_gaps
 from sglang_ext.policy.layout import lay_out, levels_on_offer
 from sglang_ext.policy.prefill import offer
 from sglang_ext.policy.table import choose
 from sglang_ext.policy.types import MODES, RESERVED, SPATIAL, CandidateTable, Settings, Situation
 from sglang_ext.policy.weigh import Weighing
-from sglang_ext.policy.windows import best_windows
 from tests.policy import reference
 from tests.policy.analytic import Analytic, models, situations
 
 
-def gaps(decode_s, decode_upper_s, prefill_s, prefill_upper_s, k, *, begins=False, following=0.0, host=0.0, waited=0.0):
+def gaps(decode_s, decode_upper_s, prefill_s, prefill_upper_s, k, *, begins=0, following=0, host=0, waited=0, most=64):
     largest_s, left_s = np.empty(1), np.empty(1)
-    given_s = decode_upper_s, k * decode_s, k * decode_upper_s, prefill_s, prefill_upper_s
-    arrays = [np.array([seconds]) for seconds in given_s]
-    window_gaps(*arrays, np.array([float(begins)]), following, host, waited, largest_s, left_s)
+    arrays = [np.array([float(each)]) for each in (decode_s, decode_upper_s, k, prefill_s, prefill_upper_s, begins)]
+    window_gaps(*arrays, most, following, host, waited, largest_s, left_s)
     return largest_s.item(), left_s.item()
 
 
-def test_the_end_of_a_window_counts_what_is_left_of_the_prefill() -> None:
-    """k = 8 steps of 18 ms end at 144 ms; the prefill at 228 ms; the next token comes 8 ms after that."""
+def test_decode_goes_on_beside_a_prefill_that_outlasts_its_steps() -> None:
+    """k = 8 steps of 18 ms end at 144 ms, the prefill at 228 ms: there is room for five more."""
     parts = (0.018, 0.018, 0.228, 0.228)
-    assert gaps(*parts, 8, following=0.008) == pytest.approx((0.092, 0.084))
-    assert gaps(*parts, 13, following=0.008)[0] == pytest.approx(0.018)
+    assert gaps(*parts, 8, following=0.008) == pytest.approx((0.018, 0.0))
 
 
-def test_k_reaches_as_far_as_the_prefills_bound() -> None:
-    """⌊100 / 10⌋ = 10 steps and 11 leave 60 and 50 ms of a prefill's bound of 160; only from 13 on no more than τ."""
-    layout = lay_out((SPATIAL,), (2,), 8, True, 1)
-    halves_s = np.array([[0.010, 0.100], [0.011, 0.160], [1.0, 1.0]])
-    windows = Windows(layout, 0.0, 0.010, lambda: (np.array([[1.0], [1.0], [0.0]]), halves_s))
-    s = Situation(np.array([5]), np.array([1]), np.array([0]), 0.040, 1, 20)
-    for most, steps, feasible in ((20, 13, 1), (13, 13, 1), (12, 12, 0)):
-        plans = CandidateTable(best_windows(windows, s, most))
-        assert (plans["look_ahead_steps"].tolist(), plans["feasible"].tolist()) == ([steps], [feasible])
+def test_the_end_of_a_window_without_room_counts_what_is_left_of_the_prefill() -> None:
+    """The next token comes 8 ms after the prefill has ended, 84 ms after the last of eight steps."""
+    parts = (0.018, 0.018, 0.228, 0.228)
+    assert gaps(*parts, 8, following=0.008, most=8) == pytest.approx((0.092, 0.084))
+    # Spare steps are as many as those planned, and those that are kept queued.
+    assert gaps(*parts, 5, following=0.008)[1] == pytest.approx(0.228 - 12 * 0.018)
 
 
 def test_first_tokens_wait_for_the_rest_of_the_steps() -> None:
     parts = (0.02, 0.03, 0.05, 0.06)
     assert gaps(*parts, 4, begins=False) == pytest.approx((0.03, 0.0))
     assert gaps(*parts, 4, begins=True, following=0.01) == pytest.approx((0.08, 0.07))
+    # Where the steps end first, for those that are queued.
+    assert gaps(*parts, 1, begins=True, following=0.01) == pytest.approx((0.07, 0.06))
 
 
 def test_halves_in_turn_leave_the_whole_prefill() -> None:
@@ -96,9 +91,9 @@ def test_windows_are_the_best_of_all(s: Situation, model: Analytic, levels, conc
     if feasible:
         assert row["tokens_per_s"] == pytest.approx(max(plan.rate for plan in feasible))
     else:
-        published = min(plan.gap_s for plan in plans if plan.published)
-        assert min(plan.gap_s for plan in plans) * (1 - 1e-9) <= table["largest_gap_s"].min() <= published * (1 + 1e-9)
-        assert row["largest_gap_s"] <= published * 1.1 * (1 + 1e-9)
+        least = min(plan.gap_s for plan in plans)
+        assert table["largest_gap_s"].min() == pytest.approx(least)
+        assert row["largest_gap_s"] <= least * 1.1 * (1 + 1e-9)
     # And the row says what it is.
     same = [
         plan

