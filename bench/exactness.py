@@ -9,7 +9,8 @@ whose logits tie depends on the batch, in stock too: where answers part, stock i
 both tokens there, after the same tokens; it is a tie if they lie within two units of a logit's last place.
 
 ``isolated``: 24 requests decode together while prompts of 4,000 tokens arrive that make one token each. Windows leave
-the shapes of the decodes' forwards as they were, so every token must be that of stock decoding the 24 alone.
+the shapes of the decodes' forwards as they were, so every token must be that of stock decoding the 24 alone. With
+``-serial`` a window's prefill begins when its decode steps have ended, on the same streams and graphs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import time
@@ -42,7 +44,8 @@ WORDS = (
 # fmt: on
 
 ARGS = ("--skip-server-warmup", "--dtype", "bfloat16", "--disable-radix-cache", "--random-seed", "0")
-MODES = ("auto", "spatial", "reserved", "duet", "temporal", "chunked")
+WINDOWS = ("spatial", "reserved", "spatial-serial", "reserved-serial")
+MODES = ("auto", *WINDOWS, "duet", "temporal", "chunked")
 
 
 def main() -> int:
@@ -51,6 +54,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="*", choices=("compare", "isolated"), default=["compare", "isolated"])
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--model", type=Path, help="folder of a trained model (default: SmolLM2-135M)")
+    parser.add_argument("--rounds", type=int, default=5, help="of the isolated part (default: 5)")
     parser.add_argument("--tbt-slo-ms", type=float, default=10.0)
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "exactness")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
@@ -62,20 +66,26 @@ def main() -> int:
     args = ["--model-path", str(model), *ARGS, *given.server_args]
     failed = False
     with ServerProcess(args, log=given.logs / "stock.log", cwd=ROOT, startup_timeout_s=300.0) as stock:
-        expected, again = work.ask(stock.url), work.ask(stock.url, shuffle=1)
-        alone = work.ask_together(stock.url) if "isolated" in given.parts else []
-        report["stock_against_itself"] = judge(work, stock.url, expected, again)
-        report["stock_alone_against_itself"] = same(alone, work.ask_together(stock.url)) if alone else None
+        expected: Answers = []
+        alone: Answers = []
+        if "compare" in given.parts:
+            expected = work.ask(stock.url)
+            report["stock_against_itself"] = judge(work, stock.url, expected, work.ask(stock.url, shuffle=1))
+        if "isolated" in given.parts:
+            alone = work.ask_together(stock.url)
+            rounds = [same(alone, work.ask_together(stock.url)) for _ in range(given.rounds)]
+            report["stock_alone_against_itself"] = rounds
         for mode in given.modes:
             if mode in report.get("modes", {}):
                 continue
-            flags = ["--backend", "conflux", "--conflux-mode", mode, "--conflux-tbt-slo-ms", str(given.tbt_slo_ms)]
+            name, _, serial = mode.partition("-")
+            flags = ["--backend", "conflux", "--conflux-mode", name, "--conflux-tbt-slo-ms", str(given.tbt_slo_ms)]
             flags += ["--conflux-state-dir", str(given.logs / "state")]
+            log, env = given.logs / f"{mode}.log", os.environ | ({"CONFLUX_TESTING": "serial"} if serial else {})
             try:
-                with ServerProcess(
-                    [*args, *flags], log=given.logs / f"{mode}.log", cwd=ROOT, startup_timeout_s=300.0
-                ) as server:
-                    result = examine(work, stock.url, server.url, expected, alone, given.parts)
+                with ServerProcess([*args, *flags], log=log, cwd=ROOT, env=env, startup_timeout_s=300.0) as server:
+                    rounds = given.rounds if mode in WINDOWS else 0
+                    result = examine(work, stock.url, server.url, expected, alone, rounds)
             except ServerError as error:
                 result = {"passed": False, "error": f"{error}", "log": error.log_tail}
             print(mode, json.dumps(result), flush=True)
@@ -86,17 +96,15 @@ def main() -> int:
     return int(failed)
 
 
-def examine(
-    work: Work, stock: str, conflux: str, expected: Answers, alone: Answers, parts: Sequence[str]
-) -> dict[str, Any]:
+def examine(work: Work, stock: str, conflux: str, expected: Answers, alone: Answers, rounds: int) -> dict[str, Any]:
     """What one mode's server says, beside what stock said."""
     result: dict[str, Any] = {"passed": True}
-    if "compare" in parts:
+    if expected:
         result["compare"] = judge(work, stock, expected, work.ask(conflux))
         result["passed"] &= result["compare"]["ties"] == result["compare"]["different"]
-    if "isolated" in parts:
-        rounds = [same(alone, work.ask_together(conflux, beside=True)) for _ in range(3)]
-        result["isolated"] = rounds
+    if alone and rounds:
+        result["isolated"] = [same(alone, work.ask_together(conflux, beside=True)) for _ in range(rounds)]
+        result["passed"] &= all(one["identical"] == one["requests"] for one in result["isolated"])
     with urllib.request.urlopen(f"{conflux}/server_info", timeout=30) as answer:
         state = json.load(answer)["internal_states"][0]["conflux"]
     result["state"] = {key: state.get(key) for key in ("decisions", "fallbacks", "windows", "lanes", "pool")}
@@ -122,7 +130,7 @@ class Work:
             return ids[-LONGEST:]
 
         self.prompts = [prompt(rng.choice((40, 60, 90, 140, 400, 900))) for _ in range(REQUESTS)]
-        self.lengths = [rng.randint(4, 40) for _ in self.prompts]
+        self.lengths = [rng.randint(4, 24) for _ in self.prompts]
         self.together = [prompt(60) for _ in range(24)]
         self.long = [prompt(2500) for _ in range(12)]
 
@@ -181,11 +189,21 @@ async def _together(url: str, prompts: Answers, beside: Answers) -> Answers:
     return [list(answer["output_ids"]) for answer in answers]
 
 
-def same(expected: Answers, got: Answers) -> dict[str, int]:
+def same(expected: Answers, got: Answers) -> dict[str, Any]:
     """Requests and tokens that are the same; a request's tokens count until the first that is not."""
     equal = [_parts_at(a, b) for a, b in zip(expected, got, strict=True)]
-    whole = sum(at == len(a) == len(b) for at, a, b in zip(equal, expected, got, strict=True))
-    return {"requests": len(expected), "identical": whole, "tokens": sum(map(len, expected)), "same_tokens": sum(equal)}
+    parted = [
+        (index, at)
+        for index, (at, a, b) in enumerate(zip(equal, expected, got, strict=True))
+        if at < max(len(a), len(b))
+    ]
+    return {
+        "requests": len(expected),
+        "identical": len(expected) - len(parted),
+        "tokens": sum(map(len, expected)),
+        "same_tokens": sum(equal),
+        "parted": parted,
+    }
 
 
 def judge(work: Work, stock: str, expected: Answers, got: Answers) -> dict[str, Any]:

@@ -133,6 +133,9 @@ def _check_stream(stream: StreamRecord) -> None:
         values: list[float] = getattr(stream, what)
         _length(what, values, steps)
         _numbers(what, values, MAX_SECONDS)
+    if stream.launch_s:
+        _length("launch_s", stream.launch_s, steps)
+        _numbers("launch_s", stream.launch_s, MAX_SECONDS)
 
 
 def _check_schema(schema: int) -> None:

@@ -12,6 +12,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -56,6 +57,8 @@ class RecordWriter:
         self._flush_interval_s = flush_interval_s
         self._flush_s = clock()
         self._pending = bytearray()
+        # Compressing a second's iterations takes as long as one of them: not in the caller's time.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="conflux-record")
         self.written = 0
         self.skipped = 0
         self.failed = False
@@ -76,22 +79,29 @@ class RecordWriter:
         self._append(iteration)
         self.written += 1
         if len(self._pending) >= FLUSH_BYTES or self._clock() - self._flush_s >= self._flush_interval_s:
-            self.flush()
+            self.flush_soon()
         return not self.failed
 
     def flush(self) -> None:
-        """Hand what is pending to the operating system."""
+        """Hand what is pending to the operating system; returns when it is."""
+        self.flush_soon().result()
+
+    def flush_soon(self) -> Future[None]:
+        """The same in the background."""
         self._flush_s = self._clock()
+        pending, self._pending = self._pending, bytearray()
+        return self._disk.submit(self._put, pending)
+
+    def _put(self, pending: bytearray) -> None:
         if self._file is None:
             return
         try:
-            self._file.write(self._pending)
+            self._file.write(pending)
             self._file.flush()
         except OSError as error:
             logger.error("recording to %s ends: %s", self._path, error)
             self.failed = True
             self._release()
-        self._pending.clear()
 
     def close(self) -> None:
         """Write what is pending and close. May be called twice."""

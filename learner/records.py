@@ -56,7 +56,8 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``q`` and ``c`` hold new and cached tokens per request at the first step; step j of a look-ahead decode has
     ``c + j``. ``step_start_s`` and ``step_end_s`` run from launch to sampled tokens (GPU events; wall clock on a CPU),
-    in seconds after the iteration's ``time_s``. Predictions are for each step.
+    in seconds after the iteration's ``time_s``. Predictions are for each step. ``launch_s`` is how long launching each
+    kept the host; empty where that was not recorded.
     """
 
     phase: str
@@ -69,6 +70,7 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
     predicted_s: list[float]
     upper_s: list[float]
     roofline_s: list[float]
+    launch_s: list[float] = []
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True, tag="iteration"):

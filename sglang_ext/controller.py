@@ -61,7 +61,7 @@ class Controller:
         self.settings = settings
         self.clock = clock
         self.attainment = Attainment()
-        self.host_overhead_s = self.drained_s = 0.0
+        self.host_overhead_s = self.drained_s = self.after_window_s = 0.0
         self.decisions: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self._model = model
@@ -130,14 +130,17 @@ class Controller:
         self._idle = True
         self.poll()
 
-    def overheads_s(self, after_window: bool) -> tuple[float, float]:
-        """Exposed host time before the next iteration if it is a mixed batch, and how much more before a window.
+    def overheads_s(self, after_window: bool) -> tuple[float, float, float]:
+        """Exposed host time: before the next iteration if it is a mixed batch; how much more before a window; and
+        after one.
 
-        Before and after a window nothing overlaps with the forwards: every result is taken first.
+        Between mixed batches the host works while they run. Before a window the results of the last one are taken
+        first, and after it those of its prefill.
         """
-        drained_s = max(self.drained_s, self.host_overhead_s)
-        before_s = drained_s if after_window else self.host_overhead_s
-        return before_s, drained_s - before_s
+        after_s = max(self.after_window_s, self.host_overhead_s)
+        if after_window:
+            return after_s, 0.0, after_s
+        return self.host_overhead_s, max(self.drained_s - self.host_overhead_s, 0.0), after_s
 
     def fell_back(self, reason: str) -> None:
         """Count that something could not run as decided; say each reason once in the log."""
@@ -181,7 +184,9 @@ class Controller:
         overhead_s, window = 0.0, len(iteration.halves) > 1
         if not iteration.after_idle and self._last_end_s is not None:
             overhead_s = max(first_s - self._last_end_s, 0.0)
-            if window or self._after_window:
+            if self._after_window:
+                self.after_window_s += _OVERHEAD_WEIGHT * (overhead_s - self.after_window_s)
+            elif window:
                 self.drained_s += _OVERHEAD_WEIGHT * (overhead_s - self.drained_s)
             else:
                 self.host_overhead_s += _OVERHEAD_WEIGHT * (overhead_s - self.host_overhead_s)
@@ -227,7 +232,7 @@ class Controller:
 
     def _publish(self) -> None:
         if self._writer is not None:
-            self._writer.flush()
+            self._writer.flush_soon()
         if self._client is not None:
             self._watch_learner(self._client.stats)
         if self._metrics is None:
@@ -273,6 +278,7 @@ class Controller:
             "fallbacks": dict(self.fallbacks),
             "host_overhead_ms": self.host_overhead_s * 1e3,
             "drained_overhead_ms": self.drained_s * 1e3,
+            "after_window_overhead_ms": self.after_window_s * 1e3,
             "model_version": self._model.version,
             "recent_mape": sum(errors) / len(errors) if errors else None,
             "ttft_slo_met": attained.ttft_met,

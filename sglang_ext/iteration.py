@@ -68,6 +68,7 @@ def streams_of(iteration: Running) -> list[StreamRecord]:
                 predicted_s=prediction.mean_s[own].tolist(),
                 upper_s=prediction.upper_s[own].tolist(),
                 roofline_s=prediction.roofline_s[own].tolist(),
+                launch_s=[span.launch_s for span in half.spans],
             )
         )
     return streams

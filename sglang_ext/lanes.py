@@ -17,8 +17,13 @@ class Lanes(Protocol):
     concurrent: bool
     may_outlast: bool
     """A prefill may still run when the planned decode steps have ended; then more of them are launched."""
+    serial: bool
+    """For tests: the same lanes, but a prefill begins when the decode steps have ended."""
     levels: tuple[int, ...]
     """TPC counts that decode can have to itself, or that prefill can be kept off while decode runs on all."""
+
+    def window(self, tpcs: int) -> AbstractContextManager[None]:
+        """Around a window that gives decode ``tpcs``: what ran before and what runs after it is ordered with it."""
 
     def decoding(self, tpcs: int) -> AbstractContextManager[None]:
         """Around the launch of one decode step of a window that gives decode ``tpcs``."""
@@ -37,11 +42,14 @@ class OneLane:
     """A CPU, or a GPU without SM control: a window's halves run one after the other."""
 
     concurrent = False
-    may_outlast = False
+    may_outlast = serial = False
     levels: tuple[int, ...] = ()
 
     def __init__(self, reason: str = "a CPU has no SMs to share") -> None:
         self.reason = reason
+
+    def window(self, tpcs: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def decoding(self, tpcs: int) -> AbstractContextManager[None]:
         return nullcontext()

@@ -14,11 +14,15 @@ import torch
 
 
 class Span:
-    """Start and end of one forward, in seconds on :func:`time.perf_counter`'s clock; None until known."""
+    """Start and end of one forward, in seconds on :func:`time.perf_counter`'s clock; None until known.
 
-    __slots__ = ("_begin", "_end", "end_s", "start_s")
+    ``launch_s`` is how long the host took to launch it.
+    """
+
+    __slots__ = ("_begin", "_end", "end_s", "launch_s", "start_s")
 
     def __init__(self) -> None:
+        self.launch_s = 0.0
         self.start_s: float | None = None
         self.end_s: float | None = None
         self._begin: Any = None
@@ -46,6 +50,7 @@ class WallClock:
 
     def stop(self, span: Span) -> None:
         span.end_s = time.perf_counter()
+        span.launch_s = span.end_s - span.start_s
 
     def poll(self) -> None:
         pass
@@ -69,11 +74,14 @@ class EventClock:
         span._begin = torch.cuda.Event(enable_timing=True)
         span._end = torch.cuda.Event(enable_timing=True)
         span._begin.record()
-        self._open.append((span, time.perf_counter()))
+        launched_s = time.perf_counter()
+        span.launch_s = -launched_s
+        self._open.append((span, launched_s))
         return span
 
     def stop(self, span: Span) -> None:
         span._end.record()
+        span.launch_s += time.perf_counter()
 
     def poll(self) -> None:
         while self._open and self._open[0][0]._end.query():

@@ -37,8 +37,8 @@ class GpuLanes:
     concurrent = True
     may_outlast = True
 
-    def __init__(self, scheduler: ConfluxScheduler, control: SmControl) -> None:
-        self._scheduler, self._control = scheduler, control
+    def __init__(self, scheduler: ConfluxScheduler, control: SmControl, serial: bool = False) -> None:
+        self._scheduler, self._control, self.serial = scheduler, control, serial
         self._runner = scheduler.tp_worker.model_runner
         first = control.levels[0]
         handles = control.handles(first)
@@ -65,6 +65,15 @@ class GpuLanes:
             self._graphs[level] = capture_level(self._runner, self._decode[level], sizes, level)
             taken_s = time.perf_counter() - one_s
         self._capture_s = round(time.perf_counter() - begin_s, 1)
+
+    @contextmanager
+    def window(self, tpcs: int) -> Iterator[None]:
+        stream, stock = self._decode[tpcs], self._scheduler.forward_stream
+        stream.wait_stream(stock)
+        try:
+            yield
+        finally:
+            stock.wait_stream(stream)
 
     @contextmanager
     def decoding(self, tpcs: int) -> Iterator[None]:

@@ -77,9 +77,9 @@ class Planner:
             cached.append(req.conflux.cached)
         decodes = 0 if running.is_empty() else running.batch_size()
         page = scheduler.page_size
-        budget = min(self._chunk - decodes, scheduler.max_prefill_tokens) // page * page
+        budget = min(self._chunk, scheduler.max_prefill_tokens) // page * page
         controller = scheduler.controller
-        host_overhead_s, drain_s = controller.overheads_s(scheduler.after_window)
+        host_overhead_s, drain_s, after_window_s = controller.overheads_s(scheduler.after_window)
         return Situation(
             decode_context=running.seq_lens_cpu.numpy() if decodes else np.empty(0, dtype=np.int64),
             prefill_new=np.array(new, dtype=np.int64),
@@ -91,6 +91,7 @@ class Planner:
             host_overhead_s=host_overhead_s,
             waited_s=scheduler.waited_s,
             drain_s=drain_s,
+            after_window_s=after_window_s,
         )
 
     def most_steps(self, running: ScheduleBatch) -> int:

@@ -76,7 +76,7 @@ def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callabl
     control = chosen.control
     decode = control.reserve(control.levels[0]).decode
     with decode_graphs_on(decode, torch.cuda.Stream(priority=decode.priority)):
-        yield lambda scheduler: GpuLanes(scheduler, control)
+        yield lambda scheduler: GpuLanes(scheduler, control, serial=os.environ.get("CONFLUX_TESTING") == "serial")
 
 
 def _one_lane(chosen: Chosen, server_args: Any) -> str | None:

@@ -36,6 +36,7 @@ class Windows:
         self.stats = WindowStats()
         # Of the last windows: how long launching a prefill keeps the host, and a decode step the device.
         self._launch_s, self._step_s = 0.03, 0.0
+        self._holding: Any = None  # what the last prefill reads, which may still run when its window has closed
 
     def room(self, plan: Plan) -> tuple[int, int]:
         """(steps, spare ones) that fit now that the prefill has its slots; no step sends the prefill alone, counted."""
@@ -74,20 +75,8 @@ class Windows:
             locations,
             lambda step: self._launcher.launch(lambda: self._decode(step, decision.decode_tpcs)),
         )
-        # While the host launches the prefill it launches no steps; where the halves run at once the rest come then.
-        window.launch(min(steps, self._cover(decision)) if lanes.concurrent else steps)
-        launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
-        while True:
-            # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is.
-            if launched.done() and lanes.prefill_runs():
-                window.top_up(QUEUED)
-            if window.pending:
-                window.accept_next()
-            elif launched.done():
-                break
-            else:
-                wait([launched])
-        result, span, launch_s = launched.result()
+        with lanes.window(decision.decode_tpcs):
+            result, span, launch_s, self._holding = self._both(window, batch, decision, steps)
         window.close()
         self.stats.add(window)
         batches.shrink(running)
@@ -102,23 +91,42 @@ class Windows:
         controller.launched(iteration)
         return result
 
+    def _both(self, window: Window, batch: ScheduleBatch, decision: Decision, steps: int) -> Any:
+        """Launch both halves and take all steps; returns what :meth:`_prefill` does."""
+        lanes = self._scheduler.lanes
+        # While the host launches the prefill it launches no steps; where the halves run at once the rest come then.
+        window.launch(min(steps, self._cover(decision)) if lanes.concurrent and not lanes.serial else steps)
+        while lanes.serial and window.pending:
+            window.accept_next()
+        launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
+        while True:
+            # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is.
+            if launched.done() and not lanes.serial and lanes.prefill_runs():
+                window.top_up(QUEUED)
+            if window.pending:
+                window.accept_next()
+            elif launched.done():
+                return launched.result()
+            else:
+                wait([launched])
+
     def _decode(self, step: ScheduleBatch, tpcs: int) -> tuple[Any, ScheduleBatch, Any, Span]:
-        """One step: its result, what that will be processed with, what it holds on to, and its times.
+        """One step: its result, what that will be processed with, what it holds on to, and its times."""
+        with self._scheduler.lanes.decoding(tpcs):
+            result, span = self._scheduler.run_stock(step)
+        return result, step.copy(), self._held(), span
 
-        Stock keeps the tensors of two forwards alive; a window has more of them in flight.
-        """
-        scheduler = self._scheduler
-        with scheduler.lanes.decoding(tpcs):
-            result, span = scheduler.run_stock(step)
-        held = scheduler.batch_record_buf[scheduler.batch_record_ct] if scheduler.enable_overlap else None
-        return result, step.copy(), held, span
-
-    def _prefill(self, batch: ScheduleBatch, tpcs: int) -> tuple[Any, Span, float]:
-        """Its result, its times, and how long launching it took."""
+    def _prefill(self, batch: ScheduleBatch, tpcs: int) -> tuple[Any, Span, float, Any]:
+        """Its result, its times, how long launching it took, and what it holds on to."""
         begin_s = time.perf_counter()
         with self._scheduler.lanes.prefilling(tpcs):
             result, span = self._scheduler.run_stock(batch)
-        return result, span, time.perf_counter() - begin_s
+        return result, span, time.perf_counter() - begin_s, self._held()
+
+    def _held(self) -> Any:
+        """Stock keeps the tensors of its last two forwards alive; a window has more of them in flight."""
+        scheduler = self._scheduler
+        return scheduler.batch_record_buf[scheduler.batch_record_ct] if scheduler.enable_overlap else None
 
     def _cover(self, decision: Decision) -> int:
         """Steps that last until a prefill has been launched, with some to spare."""

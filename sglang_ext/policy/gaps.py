@@ -28,23 +28,24 @@ def window_gaps(
     prefill_upper_s: FloatArray,
     begins: FloatArray,
     most_steps: int,
-    next_upper_s: float,
-    overhead_s: float,
     waited_s: float,
+    next_s: float,
     largest_s: FloatArray,
     left_s: FloatArray,
 ) -> None:
     """Gaps of windows of k decode steps beside one prefill: fills ``largest_s``, the largest gap between two tokens,
     and ``left_s``, how long a request's last token will have waited when the window ends. Arrays are of any one shape.
 
-    Given are mean and bound of one step, k, and mean and bound of the prefill. While the prefill runs on after the k
-    steps decode goes on beside it, up to :func:`reach` steps. Three gaps can be the largest: to the first step (the
-    wait so far, the host, t_d); between two steps (t_d, smaller than the first); and across the window's end: what is
-    left, plus the host and ``next_upper_s``, the bound on a decode step alone, which the next iteration can always run.
-    What is left is the rest of a prefill, at its bound, that outlasts all steps, at their mean: quicker decodes wait
-    longer. Where ``begins`` is 1, else 0, the prefill makes first tokens; they wait for the rest
-    of the k steps or for those that are queued, at their bound. The steps are alike, as in the article: what a few more
-    tokens of context add is far below the bound's margin.
+    Given are mean and bound of one step, k, and mean and bound of the prefill; ``waited_s``, how long the decodes will
+    have waited before the first step; and ``next_s``, how long after the window a decode step alone, which the next
+    iteration can always run, will have ended. While the prefill runs on after the k steps decode goes on beside it, up
+    to :func:`reach` steps.
+
+    Three gaps can be the largest: to the first step (the wait so far, t_d); between two steps (t_d, smaller than the
+    first); and across the window's end: what is left, and the next step. What is left is the rest of a prefill, at its
+    bound, that outlasts all steps, at their mean: quicker decodes wait longer. Where ``begins`` is 1, else 0, the
+    prefill makes first tokens; they wait for the rest of the k steps or for those that are queued, at their bound. The
+    steps are alike, as in the article: what a few more tokens of context add is far below the bound's margin.
     """
     reach(steps, most_steps, left_s)
     multiply(left_s, step_s, left_s)
@@ -56,7 +57,7 @@ def window_gaps(
     multiply(largest_s, begins, largest_s)
     maximum(left_s, largest_s, out=left_s)
     maximum(left_s, 0.0, out=left_s)
-    _largest(step_upper_s, next_upper_s, overhead_s, waited_s, largest_s, left_s)
+    _largest(step_upper_s, waited_s, next_s, largest_s, left_s)
 
 
 def reach(steps: FloatArray, most_steps: int, reached: FloatArray) -> None:
@@ -69,28 +70,26 @@ def reach(steps: FloatArray, most_steps: int, reached: FloatArray) -> None:
 def turn_gaps(
     decode_upper_s: FloatArray,
     prefill_upper_s: FloatArray,
-    next_upper_s: float,
-    overhead_s: float,
     waited_s: float,
+    next_s: float,
     largest_s: FloatArray,
     left_s: FloatArray,
 ) -> None:
     """The same for windows whose prefill runs after the steps: all of it is left then."""
     left_s[...] = prefill_upper_s
-    _largest(decode_upper_s, next_upper_s, overhead_s, waited_s, largest_s, left_s)
+    _largest(decode_upper_s, waited_s, next_s, largest_s, left_s)
 
 
 def _largest(
     decode_upper_s: FloatArray,
-    next_upper_s: float,
-    overhead_s: float,
     waited_s: float,
+    next_s: float,
     largest_s: FloatArray,
     left_s: FloatArray,
 ) -> None:
     """Fill ``largest_s``: the gap to the first step or across the window's end, whichever is larger."""
-    add(left_s, overhead_s + next_upper_s, largest_s)
-    maximum(largest_s, decode_upper_s + (overhead_s + waited_s), out=largest_s)
+    add(left_s, next_s, largest_s)
+    maximum(largest_s, decode_upper_s + waited_s, out=largest_s)
 
 
 def within(tbt_slo_s: float) -> float:

@@ -24,6 +24,9 @@ from sglang_ext.policy.table import (
 )
 from sglang_ext.policy.types import RESERVED, SPATIAL, FloatArray, IntArray, Plan, Settings
 
+WHOLE = 0.05
+"""How much more each next smaller part has to bring: predictions are no finer, and what is left has to run as well."""
+
 
 class WindowRoom:
     """Room to weigh w windows (sizes of the prefill × n divisions, size by size) with k = 2 numbers of steps each.
@@ -55,6 +58,7 @@ class WindowRoom:
         self._durations = list(zip(step_s, prefill_s, table[PREDICTED : ROOFLINE + 1], strict=True))
         self.scratch, self.keeps, self.score = np.empty(size), np.empty(size, dtype=np.bool_), np.empty(size)
         self.score_by_division, self.first = self.score.reshape(-1, n), np.arange(n)
+        self.discount = (1.0 - WHOLE) ** size_of
         self.preference_s = -1e-12 * np.arange(size)
         """Of gaps that are the same but for rounding, the first is the best: that with the larger prefill."""
 

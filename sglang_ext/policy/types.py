@@ -72,10 +72,10 @@ class Situation:
     progress first; all entries of ``prefill_new`` are at least 1. ``tbt_slo_s`` is the batch's τ: the smallest of its
     decodes' targets. ``prefill_budget`` is the most prefill tokens that one iteration may carry,
     ``max_look_ahead`` the most decode steps that may be launched ahead (0: none). ``host_overhead_s`` is the exposed
-    host time before a mixed batch, ``drain_s`` what a window costs beyond it: what ran before has to be done with
-    first. ``waited_s`` is how long the decodes' last tokens will have waited when this iteration starts, beyond that
-    overhead: what was left of the previous window after its last decode step or first tokens
-    (:attr:`Decision.left_s`, or as measured), 0 after any other iteration.
+    host time before a mixed batch, ``drain_s`` how much more there is before a window (what ran before has to be done
+    with first), ``after_window_s`` what there is after one. ``waited_s`` is how long the decodes' last tokens will have
+    waited when this iteration starts, beyond that overhead: what was left of the previous window after its last decode
+    step or first tokens (:attr:`Decision.left_s`, or as measured), 0 after any other iteration.
     """
 
     decode_context: IntArray
@@ -88,6 +88,7 @@ class Situation:
     host_overhead_s: float = 0.0
     waited_s: float = 0.0
     drain_s: float = 0.0
+    after_window_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ def prefill_sizes(offer: Offer, shares: tuple[int, ...], least: int) -> list[int
 
 def weigh(windows: Windows, situation: Situation, room: WindowRoom, most_steps: int) -> None:
     """Fill in the room's table but for what is feasible, all else being there."""
-    overhead_s, concurrent = situation.host_overhead_s + situation.drain_s, windows.layout.concurrent
-    waits_s = windows.next_upper_s, overhead_s, situation.waited_s
+    before_s, after_s = situation.host_overhead_s + situation.drain_s, situation.after_window_s
+    concurrent, waits_s = windows.layout.concurrent, (before_s + situation.waited_s, after_s + windows.next_upper_s)
     room.last(concurrent)
     if concurrent:
         halves_s = room.step_s, room.step_upper_s, room.steps, room.prefill_s, room.prefill_upper_s
@@ -44,13 +44,14 @@ def weigh(windows: Windows, situation: Situation, room: WindowRoom, most_steps: 
         turn_gaps(room.step_upper_s, room.prefill_upper_s, *waits_s, room.gap_s, room.left_s)
     multiply(room.steps, len(situation.decode_context), room.rate)
     add(room.rate, room.tokens, room.rate)
-    divide(room.rate, add(room.predicted_s, overhead_s, room.scratch), room.rate)
+    divide(room.rate, add(room.predicted_s, before_s + after_s, room.scratch), room.rate)
 
 
 def best_windows(windows: Windows, situation: Situation, most_steps: int) -> FloatArray:
     """The best plan of each division, as columns of a candidate table [12, n].
 
-    Of a division's plans (values of k × sizes of the prefill) it is the feasible one of the highest rate, else the one
+    Of a division's plans (values of k × sizes of the prefill) it is the feasible one of the highest rate (a smaller
+    prefill only if its rate is higher by :data:`sglang_ext.policy.layout.WHOLE`), else the one
     whose largest gap is smallest, of equals that with the larger prefill. k is the article's ⌊t_p/t_d⌋ or one more,
     within 1 and ``most_steps`` ≥ 1: the rate rises up to t_p/t_d and falls beyond.
     """
@@ -62,7 +63,8 @@ def best_windows(windows: Windows, situation: Situation, most_steps: int) -> Flo
     less_equal(room.gap_s, limit_s, room.keeps)
     room.feasible[...] = room.keeps
     subtract(room.preference_s, room.gap_s, room.score)
-    np.copyto(room.score, room.rate, where=room.keeps)
+    multiply(room.rate, room.discount, room.scratch)
+    np.copyto(room.score, room.scratch, where=room.keeps)
     best = room.score_by_division.argmax(axis=0) * room.divisions + room.first
     picked: FloatArray = room.table.take(best, axis=1)
     return picked

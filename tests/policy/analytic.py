@@ -131,6 +131,7 @@ def situations(draw: st.DrawFn, most_decodes: int = 6, most_waiting: int = 5, to
         max_look_ahead=draw(st.integers(0, 12)),
         page_size=page,
         host_overhead_s=draw(st.sampled_from([0.0, 1e-3])),
-        drain_s=draw(st.sampled_from([0.0, 0.0, 5e-3])),
+        drain_s=draw(st.sampled_from([0.0, 0.0, 1e-3])),
+        after_window_s=draw(st.sampled_from([0.0, 1e-3, 5e-3])),
         waited_s=draw(st.sampled_from([0.0, 0.0, 2e-3, 2e-2])),
     )

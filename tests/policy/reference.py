@@ -79,7 +79,7 @@ def window(s: Situation, model, mode, budget, decode_tpcs, prefill_tpcs, k, most
     joined = [n + c for n, c, q in zip(s.prefill_new, s.prefill_cached, whole, strict=True) if q == n]
     contexts = [c + most_steps for c in [*s.decode_context.tolist(), *joined]]
     _, following = forward(model, [1] * len(contexts), contexts, len(contexts), model.total_tpcs)
-    host = s.host_overhead_s + s.drain_s
+    before, after = s.host_overhead_s + s.drain_s, s.after_window_s
     if concurrent:
         predicted, upper = max(k * t_d, t_p), max(k * u_d, u_p)
         # Decode goes on beside a prefill that outlasts its k steps, and what is queued runs when it ends.
@@ -88,8 +88,8 @@ def window(s: Situation, model, mode, budget, decode_tpcs, prefill_tpcs, k, most
     else:
         predicted, upper = k * t_d + t_p, k * u_d + u_p
         waits = [u_p]
-    gap = max(s.waited_s + host + u_d, max(waits) + host + following)
-    rate = (k * len(s.decode_context) + sum(new)) / (predicted + host)
+    gap = max(s.waited_s + before + u_d, max(waits) + after + following)
+    rate = (k * len(s.decode_context) + sum(new)) / (predicted + before + after)
     return Plan(mode, budget, decode_tpcs, prefill_tpcs, k, predicted, upper, gap, rate)
 
 
@@ -118,3 +118,18 @@ def all_windows(s: Situation, settings: Settings, model, modes, shares=(1, 2, 4)
 def all_mixed(s: Situation, model) -> list[Plan]:
     """Every mixed batch that carries prefill, by budget, ascending."""
     return [mixed(s, model, b, "chunked") for b in range(s.page_size, largest_budget(s) + 1, s.page_size)]
+
+
+def best_of_divisions(plans: list[Plan], tbt_slo_s: float) -> list[Plan]:
+    """Of each division the best feasible plan; a smaller prefill is better only where its rate is 5 % higher."""
+    sizes = sorted({plan.budget for plan in plans}, reverse=True)
+    best: dict[tuple[str, int, int], Plan] = {}
+
+    def counts(plan: Plan) -> float:
+        return plan.rate * 0.95 ** sizes.index(plan.budget)
+
+    for plan in plans:
+        division = plan.mode, plan.decode_tpcs, plan.prefill_tpcs
+        if plan.keeps(tbt_slo_s) and (division not in best or counts(plan) > counts(best[division])):
+            best[division] = plan
+    return list(best.values())

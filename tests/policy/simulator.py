@@ -54,6 +54,8 @@ class Simulator:
     """in [0, 1]: where in [mean, bound] the next forward's time lies"""
     explorer: Explorer | None = None
     drain_s: float = 0.0
+    after_window_s: float = 0.0
+    after_window: bool = False
     clock_s: float = 0.0
     gaps: list[Gap] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -84,8 +86,9 @@ class Simulator:
             prefill_budget=self.prefill_budget,
             max_look_ahead=8,
             page_size=self.page_size,
-            host_overhead_s=self.host_overhead_s,
-            drain_s=self.drain_s,
+            host_overhead_s=self.after_window_s if self.after_window else self.host_overhead_s,
+            drain_s=0.0 if self.after_window else self.drain_s,
+            after_window_s=self.after_window_s,
             waited_s=max((self.clock_s - r.last_s for r in running), default=0.0),
         )
 
@@ -98,14 +101,14 @@ class Simulator:
         started = [r for r, e in zip(waiting, ended, strict=True) if e]
         decode = ([1] * len(running), [r.context for r in running], len(running), d.decode_tpcs)
         prefill = (taken, [r.prefilled for r in waiting], sum(ended), d.prefill_tpcs)
-        begin_s = self.clock_s + self.draw() * self.host_overhead_s
+        begin_s = self.clock_s + self.draw() * (self.after_window_s if self.after_window else self.host_overhead_s)
         if d.mode in ("temporal", "chunked"):
             both = (decode[0] + prefill[0], decode[1] + prefill[1], decode[2] + prefill[2], d.decode_tpcs)
             steps_end = [begin_s + self.takes(both)] if both[0] else [begin_s]
             prefill_end = end_s = steps_end[0]
         else:
             concurrent, steps = self.settings.concurrent, d.look_ahead_steps
-            begin_s += self.draw() * self.drain_s
+            begin_s += 0.0 if self.after_window else self.draw() * self.drain_s
             step_s = self.takes(decode, prefill if concurrent else None)
             prefill_s = self.takes(prefill, decode if concurrent else None)
             if concurrent:
@@ -115,6 +118,7 @@ class Simulator:
             steps_end = [begin_s + (j + 1) * step_s for j in range(steps)]
             prefill_end = prefill_s + (begin_s if concurrent else steps_end[-1])
             end_s = max(prefill_end, steps_end[-1])
+        self.after_window = d.mode in ("spatial", "reserved")
         for request in running:
             for step, time_s in enumerate(steps_end):
                 if not request.done:

@@ -111,8 +111,7 @@ def test_auto_is_the_best_of_all_plans(s: Situation, model: Analytic, concurrent
     if s.waited_s > 0:
         plans.append(reference.mixed(s, model, 0, "temporal"))
     windows = reference.all_windows(s, chosen, model, ("spatial", "reserved")) if concurrent else []
-    plans += windows
-    feasible = [plan for plan in plans if plan.keeps(tau)]
+    feasible = [plan for plan in plans if plan.keeps(tau)] + reference.best_of_divisions(windows, tau)
     if feasible:
         assert d.reason == "best"
         assert d.largest_gap_s <= tau * (1 + 1e-9)

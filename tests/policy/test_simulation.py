@@ -52,7 +52,14 @@ def test_no_gap_exceeds_tau_where_the_plans_promise_it(
 ) -> None:
     chosen = Settings(mode, concurrent, tuple(sorted(levels)), max_look_ahead=8)
     explorer = Explorer(share=0.2, seed=seed) if mode == "auto" else None
-    options = {"page_size": page, "host_overhead_s": host, "drain_s": 3 * host, "seed": seed, "explorer": explorer}
+    options = {
+        "page_size": page,
+        "host_overhead_s": host,
+        "drain_s": host,
+        "after_window_s": 3 * host,
+        "seed": seed,
+        "explorer": explorer,
+    }
     simulator = simulate(model, chosen, tau, work, **options)
     for gap in simulator.gaps:
         assert not gap.promised or gap.seconds <= tau * (1 + 1e-6)
