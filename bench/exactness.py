@@ -191,7 +191,7 @@ async def _together(url: str, prompts: Answers, beside: Answers) -> Answers:
 
 def same(expected: Answers, got: Answers) -> dict[str, Any]:
     """Requests and tokens that are the same; a request's tokens count until the first that is not."""
-    equal = [_parts_at(a, b) for a, b in zip(expected, got, strict=True)]
+    equal = [parts_at(a, b) for a, b in zip(expected, got, strict=True)]
     parted = [
         (index, at)
         for index, (at, a, b) in enumerate(zip(equal, expected, got, strict=True))
@@ -211,32 +211,27 @@ def judge(work: Work, stock: str, expected: Answers, got: Answers) -> dict[str, 
     parted = [
         (index, at)
         for index, (a, b) in enumerate(zip(expected, got, strict=True))
-        if (at := _parts_at(a, b)) < max(len(a), len(b))
+        if (at := parts_at(a, b)) < max(len(a), len(b))
     ]
-    margins = asyncio.run(_margins(work, stock, [(index, at, expected[index], got[index]) for index, at in parted]))
-    ties = sum(margin is not None and margin <= TIE for margin in margins)
-    worst = [
-        (index, at, margin)
-        for (index, at), margin in zip(parted, margins, strict=True)
-        if margin is None or margin > TIE
-    ]
-    known = [margin for margin in margins if margin is not None]
+    apart = asyncio.run(margins(work, stock, [(index, at, expected[index], got[index]) for index, at in parted]))
+    ties = sum(gap is not None and gap <= TIE for gap in apart)
+    worst = [(*where, gap) for where, gap in zip(parted, apart, strict=True) if gap is None or gap > TIE]
     return {
         "requests": len(expected),
         "identical": len(expected) - len(parted),
         "tokens": sum(map(len, expected)),
         "different": len(parted),
         "ties": ties,
-        "largest_margin": round(max(known, default=0.0), 4),
+        "largest_margin": round(max((gap for gap in apart if gap is not None), default=0.0), 4),
         "no_ties": worst[:5],
     }
 
 
-def _parts_at(a: list[int], b: list[int]) -> int:
+def parts_at(a: list[int], b: list[int]) -> int:
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-async def _margins(work: Work, url: str, cases: Sequence[tuple[int, int, list[int], list[int]]]) -> list[float | None]:
+async def margins(work: Work, url: str, cases: Sequence[tuple[int, int, list[int], list[int]]]) -> list[float | None]:
     """By how much stock holds its own token likelier than the other's, after the same tokens; None: of another length,
     or the other is not among stock's first twenty."""
     import aiohttp

@@ -3,7 +3,8 @@
 Thirty-two requests decode at a context of about 2,000 tokens while a prompt of 8,192 tokens arrives every second. For
 each system (stock SGLang by default and with mixed chunks; conflux in each mode, at each target) the gaps between the
 decodes' tokens, the long prompts' TTFT and the tokens per second are appended to the output; what it has already is
-left out, so that a run can go on after an interruption. One server start per system. Needs an NVIDIA GPU.
+left out, so that a run can go on after an interruption. One server start per stock setting and one for all of
+conflux's modes. Needs an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import random
 import sys
 import time
-import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bench.plan import PlannedRequest
 from bench.results import LoadResult, quantile
 from bench.server import ServerError, ServerProcess
 from bench.shapes import SHAPES, gpu_args, shape_folder
+from bench.switched import conflux_state, set_mode, settle
 
 DECODES, CONTEXT, LONG_PROMPT, LONG_EVERY_S = 32, 2048, 8192, 1.0
 DECODES_FROM_S, LONG_FROM_S = 0.0, 2.0
@@ -33,10 +35,7 @@ STOCK = {"stock": ()} | {
     f"stock-mixed-{chunk}": ("--enable-mixed-chunk", "--chunked-prefill-size", str(chunk))
     for chunk in (512, 1024, 2048, 8192)
 }
-CONFLUX = {
-    f"conflux-{mode}": ("--backend", "conflux", "--conflux-mode", mode)
-    for mode in ("auto", "chunked", "temporal", "spatial", "reserved", "duet")
-}
+CONFLUX = {f"conflux-{mode}": mode for mode in ("auto", "chunked", "temporal", "spatial", "reserved", "duet")}
 
 
 def main() -> int:
@@ -53,36 +52,50 @@ def main() -> int:
     given = parser.parse_args()
     begin_s = time.monotonic()
     report = _read(given.output)
-    for system in given.systems:
-        targets = given.tbt_slo_ms if system in CONFLUX else [0.0]
-        left = [target for target in targets if not _has(report, system, target)]
+    # One server for all of conflux's modes.
+    groups = [[system] for system in given.systems if system in STOCK]
+    groups.append([system for system in given.systems if system in CONFLUX])
+    for group in groups:
+        left = [
+            (system, target)
+            for system in group
+            for target in (given.tbt_slo_ms if system in CONFLUX else [0.0])
+            if not _has(report, system, target)
+        ]
         if not left:
             continue
         if time.monotonic() - begin_s > given.until:
-            print(f"stopped before {system}: run again to go on")
+            print(f"stopped before {left[0][0]}: run again to go on")
             return 3
         try:
-            for point in measure(system, left, given):
+            for point in measure(left, given, begin_s + given.until):
                 report["points"].append(point)
                 _write(given.output, report, given)
                 print(json.dumps({key: value for key, value in point.items() if key != "state"}), flush=True)
         except ServerError as error:
-            print(f"{system}: {error}\n{error.log_tail}", flush=True)
+            print(f"{left[0][0]}: {error}\n{error.log_tail}", flush=True)
     return 0
 
 
-def measure(system: str, targets: list[float], given: argparse.Namespace):  # type: ignore[no-untyped-def]
-    """The points of one system, from one server."""
+def measure(points: list[tuple[str, float]], given: argparse.Namespace, until_s: float) -> Iterator[dict[str, Any]]:
+    """So many points of one server."""
     given.logs.mkdir(parents=True, exist_ok=True)
-    args = [*gpu_args(shape_folder(given.model, given.logs)), *(STOCK | CONFLUX)[system], *given.server_args]
-    if system in CONFLUX:
-        state = given.logs / "state"
-        args += ["--conflux-state-dir", str(state), "--conflux-record", str(given.logs / f"{system}.jsonl.gz")]
+    args, first = gpu_args(shape_folder(given.model, given.logs)), points[0][0]
+    if first in STOCK:
+        args += STOCK[first]
+    else:
+        args += ["--backend", "conflux", "--conflux-state-dir", str(given.logs / "state")]
+        args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")]
     start_s = time.monotonic()
-    server = ServerProcess(args, log=given.logs / f"{system}.log", cwd=ROOT, startup_timeout_s=300.0)
+    args += given.server_args
+    server = ServerProcess(args, log=given.logs / f"{first}.log", cwd=ROOT, startup_timeout_s=300.0)
     with server:
         up_s = time.monotonic() - start_s
-        for number, target in enumerate(targets):
+        for number, (system, target) in enumerate(points):
+            if time.monotonic() > until_s:
+                return
+            if system in CONFLUX:
+                set_mode(server.url, CONFLUX[system], target)
             loaded = asyncio.run(_load(server.url, target, given, seed=number))
             yield {
                 "system": system,
@@ -91,7 +104,7 @@ def measure(system: str, targets: list[float], given: argparse.Namespace):  # ty
                 "start_s": round(up_s, 1),
                 "state": _state(server.url) if system in CONFLUX else None,
             }
-            _settle(server.url)
+            settle(server.url)
 
 
 async def _load(url: str, tbt_slo_ms: float, given: argparse.Namespace, seed: int) -> LoadResult:
@@ -146,23 +159,9 @@ _QUANTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999, "max": 1.0}
 
 
 def _state(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/server_info", timeout=30) as answer:
-        state: dict[str, Any] = json.load(answer)["internal_states"][0]["conflux"]
-    keys = ("decisions", "fallbacks", "host_overhead_ms", "recent_mape", "model_version", "windows", "lanes")
-    return {key: state.get(key) for key in keys}
-
-
-def _settle(url: str) -> None:
-    """Wait until the requests that were cut off are gone; forget their prompts."""
-    for _ in range(50):
-        request = urllib.request.Request(f"{url}/flush_cache", data=b"", method="POST")
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            pass
-        time.sleep(0.2)
+    state = conflux_state(url)
+    left_out = ("device", "sm_control", "learner", "pool", "lanes", "concurrent")
+    return {key: value for key, value in state.items() if key not in left_out}
 
 
 def _has(report: dict[str, Any], system: str, target: float) -> bool:

@@ -68,4 +68,6 @@ def gpu_args(model: Path, *, decode_graph_batch: int = 64, memory: float = 0.8) 
         *("--attention-backend", "fa3", "--cuda-graph-max-bs-decode", str(decode_graph_batch)),
         *("--cuda-graph-bs-prefill", *map(str, PREFILL_GRAPH_TOKENS)),
         *("--mem-fraction-static", str(memory), "--random-seed", "0"),
+        # Else every event of a stream carries the whole answer so far, and the HTTP process is what is measured.
+        "--incremental-streaming-output",
     ]

@@ -13,6 +13,7 @@ import math
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,12 +22,15 @@ from learner.client import ClientStats, LearnerClient
 from learner.latency import LatencyModel
 from learner.record_file import RecordWriter
 from learner.records import Header, Iteration
-from sglang_ext.config import RANDOM, Config
+from sglang_ext.config import MODES as MODE_SETTINGS
+from sglang_ext.config import RANDOM, Config, ConfigError
+from sglang_ext.host_time import HostTime
 from sglang_ext.iteration import Running, streams_of
 from sglang_ext.metrics import Metrics
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
 from sglang_ext.policy.types import MODES, Decision, Settings, Situation
+from sglang_ext.recent import Recent
 from sglang_ext.slo import Attainment
 from sglang_ext.timing import Clock
 
@@ -35,13 +39,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OVERHEAD_WEIGHT = 0.1
 _MAX_OPEN = 64
 _SILENT_S = 30.0
 
 
+def _explorer(settings: Settings) -> Explorer | None:
+    return Explorer(seed=0) if settings.explore and settings.mode == "auto" else None
+
+
 class Controller:
-    """Decides with ``model``. ``client`` and ``writer`` may be None: learning or recording is off."""
+    """Decides with ``model``. ``client`` and ``writer`` may be None: learning or recording is off.
+
+    ``launches_ahead``: a batch is launched while the one before it runs, so time between them means a late host.
+    """
 
     def __init__(
         self,
@@ -55,13 +65,14 @@ class Controller:
         writer: RecordWriter | None = None,
         metrics: Metrics | None = None,
         sm: Chosen | None = None,
+        launches_ahead: bool = False,
     ) -> None:
         self.config = config
         self.header = header
         self.settings = settings
         self.clock = clock
         self.attainment = Attainment()
-        self.host_overhead_s = self.drained_s = self.after_window_s = 0.0
+        self.host_time = HostTime(launches_ahead)
         self.decisions: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self._model = model
@@ -69,17 +80,15 @@ class Controller:
         self._writer = writer
         self._metrics = metrics
         self._sm = sm
-        self._explorer = Explorer(seed=0) if settings.explore and settings.mode == "auto" else None
+        self._explorer = _explorer(settings)
         self._random = random.Random(0) if config.mode == RANDOM else None
         self._open: deque[Running] = deque()
         self._iterations = 0
-        self._last_end_s: float | None = None
-        self._after_window = False
         self._idle = True
         self._said: set[str] = set()
         self._housekeeping_s = 0.0
         self._created_s = time.perf_counter()
-        self._errors: deque[float] = deque(maxlen=512)
+        self._recent = Recent()
         if sm is not None and sm.fell_back:
             self.fallbacks["sm_control"] += 1  # its reason was logged when it was chosen
         if metrics is not None and sm is not None:
@@ -121,8 +130,10 @@ class Controller:
         if self._random is not None and decision.look_ahead_steps > 1 and situation.max_look_ahead > 1:
             steps = self._random.choice((situation.max_look_ahead, self._random.randint(1, situation.max_look_ahead)))
             decision = dataclasses.replace(decision, look_ahead_steps=steps)
+        taken_s = time.perf_counter() - begin_s
+        self._recent.decided(taken_s)
         if self._metrics is not None:
-            self._metrics.deciding_took(time.perf_counter() - begin_s)
+            self._metrics.deciding_took(taken_s)
         return decision
 
     def idle(self) -> None:
@@ -130,17 +141,28 @@ class Controller:
         self._idle = True
         self.poll()
 
-    def overheads_s(self, after_window: bool) -> tuple[float, float, float]:
-        """Exposed host time: before the next iteration if it is a mixed batch; how much more before a window; and
-        after one.
+    def change(self, given: Mapping[str, Any]) -> None:
+        """Serve on with another mode or other targets, by the options' field names.
 
-        Between mixed batches the host works while they run. Before a window the results of the last one are taken
-        first, and after it those of its prefill.
+        A mode may also be its number in :data:`sglang_ext.config.MODES`. Raises ConfigError, having changed nothing.
         """
-        after_s = max(self.after_window_s, self.host_overhead_s)
-        if after_window:
-            return after_s, 0.0, after_s
-        return self.host_overhead_s, max(self.drained_s - self.host_overhead_s, 0.0), after_s
+        unknown = set(given) - {"mode", "tbt_slo_ms", "ttft_slo_ms"}
+        if unknown:
+            raise ConfigError(f"--conflux-{min(unknown).replace('_', '-')} cannot be changed while serving")
+        values = dict(given)
+        number = values.get("mode")
+        if isinstance(number, int | float) and number in range(len(MODE_SETTINGS)):
+            values["mode"] = MODE_SETTINGS[int(number)]
+        asked = Config.parse(values)
+        changed = {name.replace("_ms", "_s") for name in given}
+        self.config = dataclasses.replace(self.config, **{name: getattr(asked, name) for name in changed})
+        self.settings = dataclasses.replace(self.settings, mode=self.config.mode)
+        self._explorer = _explorer(self.settings)
+        logger.info("conflux: changed while serving: %s", ", ".join(f"{k} = {v}" for k, v in sorted(values.items())))
+
+    def one_after_the_other(self) -> None:
+        """The device runs no two halves at once any more."""
+        self.settings = dataclasses.replace(self.settings, concurrent=False)
 
     def fell_back(self, reason: str) -> None:
         """Count that something could not run as decided; say each reason once in the log."""
@@ -181,16 +203,13 @@ class Controller:
         self._iterations += 1
         first_s = min(span.start_s for half in iteration.halves for span in half.spans)
         last_s = max(span.end_s for half in iteration.halves for span in half.spans)
-        overhead_s, window = 0.0, len(iteration.halves) > 1
-        if not iteration.after_idle and self._last_end_s is not None:
-            overhead_s = max(first_s - self._last_end_s, 0.0)
-            if self._after_window:
-                self.after_window_s += _OVERHEAD_WEIGHT * (overhead_s - self.after_window_s)
-            elif window:
-                self.drained_s += _OVERHEAD_WEIGHT * (overhead_s - self.drained_s)
-            else:
-                self.host_overhead_s += _OVERHEAD_WEIGHT * (overhead_s - self.host_overhead_s)
-        self._last_end_s, self._after_window = last_s, window
+        overhead_s = self.host_time.note(
+            first_s,
+            last_s,
+            window=len(iteration.halves) > 1,
+            mixed=iteration.halves[0].phase == "mixed",
+            after_idle=iteration.after_idle,
+        )
         # Positions of GPU events on the host's clock are sums, so the first may come out a little early.
         iteration.time_s = min(iteration.time_s, first_s)
         streams = streams_of(iteration)
@@ -213,11 +232,14 @@ class Controller:
             self._client.send(record)
         if self._writer is not None:
             self._write(record, iteration.decision)
+        for half in iteration.halves:
+            for span in half.spans:
+                self._recent.launched(half.phase, span.launch_s)
         for stream in streams:
             for start, end, predicted in zip(stream.step_start_s, stream.step_end_s, stream.predicted_s, strict=True):
                 measured_s = end - start
                 if measured_s > 0:
-                    self._errors.append(abs(predicted - measured_s) / measured_s)
+                    self._recent.predicted(predicted, measured_s)
                     if self._metrics is not None:
                         self._metrics.forward(stream.phase, predicted, measured_s)
 
@@ -265,7 +287,7 @@ class Controller:
 
     def state(self) -> dict[str, Any]:
         """Live state for ``/server_info``: plain values only."""
-        attained, errors = self.attainment, sorted(self._errors)
+        attained = self.attainment
         state: dict[str, Any] = {
             "mode": self.config.mode,
             "tbt_slo_ms": self.config.tbt_slo_s * 1e3,
@@ -276,11 +298,9 @@ class Controller:
             "iterations": self._iterations,
             "decisions": dict(self.decisions),
             "fallbacks": dict(self.fallbacks),
-            "host_overhead_ms": self.host_overhead_s * 1e3,
-            "drained_overhead_ms": self.drained_s * 1e3,
-            "after_window_overhead_ms": self.after_window_s * 1e3,
+            **self.host_time.state(),
             "model_version": self._model.version,
-            "recent_mape": sum(errors) / len(errors) if errors else None,
+            **self._recent.state(),
             "ttft_slo_met": attained.ttft_met,
             "ttft_slo_missed": attained.ttft_missed,
             "tbt_slo_met": attained.tbt_met,

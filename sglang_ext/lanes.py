@@ -65,13 +65,22 @@ class OneLane:
 
 
 class RandomLane(OneLane):
-    """For tests, on any device: a prefill that seems to run on for a random number of decode steps."""
+    """For tests, on any device: a prefill that seems to run on for a random number of decode steps, or fails."""
 
     may_outlast = True
+    failing = (2, 5)
+    """Which windows' prefills cannot be launched."""
 
     def __init__(self, seed: int) -> None:
         super().__init__("random")
         self._random = random.Random(seed)
+        self._prefills = 0
+
+    def prefilling(self, tpcs: int) -> AbstractContextManager[None]:
+        self._prefills += 1
+        if self._prefills in self.failing:
+            raise RuntimeError("no prefill here: a test")
+        return nullcontext()
 
     def prefill_runs(self) -> bool:
         return self._random.random() < 0.7

@@ -58,6 +58,7 @@ class Window:
         self.accepted = 0
         self.discarded_tokens = 0
         self.returned_slots = 0
+        self.error: Exception | None = None
         self.ends: list[int] = []
         self.spans: list[Span] = []
 
@@ -72,14 +73,23 @@ class Window:
 
     @property
     def can_grow(self) -> bool:
-        return self.launched < self._locations.shape[1] and not all(request.finished() for request in self._requests)
+        room = self.launched < self._locations.shape[1] and self.error is None
+        return room and not all(request.finished() for request in self._requests)
 
     def launch(self, steps: int) -> None:
-        """Queue ``steps`` more. No token value is read on the host in between."""
-        for index in range(self.launched, self.launched + steps):
-            self._launched.append(self._launch_step(batches.decode_step(self._start, index, self._locations)))
+        """Queue ``steps`` more. No token value is read on the host in between.
+
+        If one cannot be launched that is the last: see ``error``.
+        """
+        before = self.launched
+        for index in range(before, before + steps):
+            try:
+                self._launched.append(self._launch_step(batches.decode_step(self._start, index, self._locations)))
+            except Exception as error:
+                self.error = error
+                break
         # The running batch goes on from behind the window.
-        batches.advance(self._running, steps)
+        batches.advance(self._running, self.launched - before)
         self._running.input_ids = None
         self._running.out_cache_loc = None
 

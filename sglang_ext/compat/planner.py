@@ -79,7 +79,6 @@ class Planner:
         page = scheduler.page_size
         budget = min(self._chunk, scheduler.max_prefill_tokens) // page * page
         controller = scheduler.controller
-        host_overhead_s, drain_s, after_window_s = controller.overheads_s(scheduler.after_window)
         return Situation(
             decode_context=running.seq_lens_cpu.numpy() if decodes else np.empty(0, dtype=np.int64),
             prefill_new=np.array(new, dtype=np.int64),
@@ -88,10 +87,8 @@ class Planner:
             prefill_budget=max(budget, page),
             max_look_ahead=self.most_steps(running) if decodes else 0,
             page_size=page,
-            host_overhead_s=host_overhead_s,
             waited_s=scheduler.waited_s,
-            drain_s=drain_s,
-            after_window_s=after_window_s,
+            **controller.host_time.overheads(scheduler.after_window)._asdict(),
         )
 
     def most_steps(self, running: ScheduleBatch) -> int:

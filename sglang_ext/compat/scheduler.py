@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
 from sglang.srt.managers.scheduler import NextBatchPlan, Scheduler
 
 from sglang_ext.compat import batch as batches
@@ -23,6 +24,7 @@ from sglang_ext.compat import kv, setup
 from sglang_ext.compat.planner import Planner
 from sglang_ext.compat.ranks import agree
 from sglang_ext.compat.windows import Windows
+from sglang_ext.config import ConfigError, raw_values
 from sglang_ext.cpu.grammar import serve_grammars_on_cpu
 from sglang_ext.iteration import Half, Running
 from sglang_ext.policy.types import Decision, Situation
@@ -238,6 +240,20 @@ class ConfluxScheduler(Scheduler):
             "lanes": self.lanes.state(),
         }
         return output
+
+    def set_internal_state(self, recv_req: SetInternalStateReq) -> SetInternalStateReqOutput:
+        """``/set_internal_state``: conflux's own entries are named as its options' fields, ``conflux_…``."""
+        own = raw_values(recv_req.server_args)
+        rest = {name: value for name, value in recv_req.server_args.items() if not name.startswith("conflux_")}
+        try:
+            if own:
+                self.controller.change(own)
+        except ConfigError as error:
+            logger.warning("conflux: %s", error)
+            return SetInternalStateReqOutput(updated=False)
+        if not rest:
+            return SetInternalStateReqOutput(updated=True)
+        return super().set_internal_state(SetInternalStateReq(server_args=rest))
 
     def release_host_resources(self) -> None:
         self.controller.close()

@@ -146,6 +146,7 @@ def make_controller(scheduler: Scheduler) -> Controller:
         writer=RecordWriter(config.record, header) if config.record and leader else None,
         metrics=Metrics(scheduler.server_args.served_model_name) if _metrics(scheduler) and leader else None,
         sm=scheduler.sm_control,
+        launches_ahead=scheduler.device == "cuda" and scheduler.enable_overlap,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from sglang.srt.utils.common import DynamicGradMode
 from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv
 from sglang_ext.iteration import Half
+from sglang_ext.lanes import OneLane
 from sglang_ext.launch import make_launchers
 from sglang_ext.policy.gaps import QUEUED
 from sglang_ext.window import Window, WindowStats
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from sglang_ext.policy.types import Decision
     from sglang_ext.timing import Span
 
+logger = logging.getLogger(__name__)
+
+_MOST_ERRORS = 3
+
 
 class Windows:
     """The windows of one scheduler, one at a time; each opens and closes inside one ``run_batch``."""
@@ -34,6 +40,7 @@ class Windows:
         self._scheduler = scheduler
         self._launcher, self._prefill_launcher = make_launchers(scheduler.device, self._launch_context)
         self.stats = WindowStats()
+        self.errors = 0
         # Of the last windows: how long launching a prefill keeps the host, and a decode step the device.
         self._launch_s, self._step_s = 0.03, 0.0
         self._holding: Any = None  # what the last prefill reads, which may still run when its window has closed
@@ -76,23 +83,51 @@ class Windows:
             lambda step: self._launcher.launch(lambda: self._decode(step, decision.decode_tpcs)),
         )
         with lanes.window(decision.decode_tpcs):
-            result, span, launch_s, self._holding = self._both(window, batch, decision, steps)
+            launched = self._both(window, batch, decision, steps)
+        error = window.error or launched.exception()
+        if error is not None:
+            self._failed(error)
+        if launched.exception() is None:
+            result, span, launch_s, self._holding = launched.result()
+            self._launch_s += 0.2 * (launch_s - self._launch_s)
+        else:
+            # The steps' tokens are out and stay; the prefill is run again, as an iteration of its own.
+            iteration.concurrent, prefill.tpcs = False, controller.model.total_tpcs
+            result, span = scheduler.run_stock(batch)
         window.close()
         self.stats.add(window)
         batches.shrink(running)
         # A decode graph leaves its read-done event behind; the prefill must be fenced as a whole.
         scheduler.model_worker.war_fastpath_runner.war_fastpath_read_done_event = None
         decode.spans, prefill.spans = window.spans, [span]
-        iteration.halves += [decode, prefill]
+        iteration.halves += [decode, prefill] if decode.spans else [prefill]
         controller.clock.poll()
-        self._note(launch_s, decode.spans[-1])
-        left_s = span.end_s - decode.spans[-1].end_s if iteration.known else decision.left_s
+        left_s = decision.left_s
+        if decode.spans and iteration.known:
+            left_s, last = span.end_s - decode.spans[-1].end_s, decode.spans[-1]
+            self._step_s = last.end_s - last.start_s
         scheduler.waited_s = max(left_s, 0.0)
         controller.launched(iteration)
         return result
 
-    def _both(self, window: Window, batch: ScheduleBatch, decision: Decision, steps: int) -> Any:
-        """Launch both halves and take all steps; returns what :meth:`_prefill` does."""
+    def _failed(self, error: BaseException) -> None:
+        """One half could not be launched. Serving goes on; after a few such errors without concurrent windows."""
+        scheduler = self._scheduler
+        self.errors += 1
+        if self.errors == 1:
+            logger.error("conflux: a window's forward could not be launched; it is run again alone", exc_info=error)
+        scheduler.controller.fell_back("window_error")
+        if scheduler.device == "cuda":
+            torch.cuda.synchronize()
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+        if self.errors == _MOST_ERRORS:
+            logger.error("conflux: after %d such errors prefill and decode run one after the other", self.errors)
+            scheduler.lanes = OneLane(f"{self.errors} windows failed")
+            scheduler.controller.one_after_the_other()
+
+    def _both(self, window: Window, batch: ScheduleBatch, decision: Decision, steps: int) -> Future[Any]:
+        """Launch both halves and take all steps; the future, which is done, is of :meth:`_prefill`."""
         lanes = self._scheduler.lanes
         # While the host launches the prefill it launches no steps; where the halves run at once the rest come then.
         window.launch(min(steps, self._cover(decision)) if lanes.concurrent and not lanes.serial else steps)
@@ -106,7 +141,7 @@ class Windows:
             if window.pending:
                 window.accept_next()
             elif launched.done():
-                return launched.result()
+                return launched
             else:
                 wait([launched])
 
@@ -132,11 +167,6 @@ class Windows:
         """Steps that last until a prefill has been launched, with some to spare."""
         step_s = self._step_s or decision.predicted_s / decision.look_ahead_steps
         return max(QUEUED, 1 + math.ceil(1.5 * self._launch_s / max(step_s, 1e-4)))
-
-    def _note(self, launch_s: float, step: Span) -> None:
-        self._launch_s += 0.2 * (launch_s - self._launch_s)
-        if step.known:
-            self._step_s = step.end_s - step.start_s
 
     @contextmanager
     def _launch_context(self) -> Iterator[None]:

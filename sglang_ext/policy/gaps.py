@@ -11,9 +11,10 @@ from numpy import add, maximum, minimum, multiply, subtract
 from sglang_ext.policy.types import FloatArray
 
 
-def mixed_gap_s(upper_s: float, overhead_s: float) -> float:
-    """A mixed batch makes one token per request when it ends: after the wait so far, the host's time, the batch."""
-    return upper_s + overhead_s
+def mixed_gap_s(upper_s: float, overhead_s: float, period_s: float) -> float:
+    """A mixed batch makes one token per request when it ends: after the wait so far, the host's time, the batch. The
+    host may be what takes longest: then the batch counts as the host's ``period_s``."""
+    return max(upper_s, period_s) + overhead_s
 
 
 QUEUED = 2

@@ -98,7 +98,8 @@ class Weighing:
         mixed = self._ask().mixed
         if len(mixed.budgets) > 1:
             least_s = mixed.upper_s[0]
-            limit_s = within(self.situation.tbt_slo_s) - self._overhead_s
+            # What the host takes anyway costs no gap.
+            limit_s = max(within(self.situation.tbt_slo_s) - self._overhead_s, self.situation.host_period_s)
             # At the limit the mean is as far below the bound as it is for the whole: both batches are mixed.
             mean_s = limit_s * self.whole.mean_s / self.whole.upper_s
             rival_tokens = rival_rate * (mean_s + self.situation.host_overhead_s) - self._forwards.decodes
@@ -126,7 +127,7 @@ class Weighing:
         """
         everything = self._ask()
         least_s = self._windows().least_step_upper_s + self._overhead_s + self.situation.drain_s
-        mixed_s = everything.mixed.upper_s[0] + self._overhead_s
+        mixed_s = max(everything.mixed.upper_s[0], self.situation.host_period_s) + self._overhead_s
         limit_s = within(self.situation.tbt_slo_s)
         return least_s > limit_s and (mixed_s <= limit_s or least_s > mixed_s * (1.0 + SAME))
 
@@ -150,9 +151,9 @@ class Weighing:
 
 def mixed_plan(mode: int, batch: Batch, tokens: int, decodes: int, tpcs: int, situation: Situation) -> Plan:
     """One mixed batch of so many tokens; without decodes it brings no gap."""
-    host_s = situation.host_overhead_s
-    gap_s = mixed_gap_s(batch.upper_s, host_s + situation.waited_s) if decodes else 0.0
-    rate = tokens / (batch.mean_s + host_s) if tokens else 0.0
+    host_s, period_s = situation.host_overhead_s, situation.host_period_s
+    gap_s = mixed_gap_s(batch.upper_s, host_s + situation.waited_s, period_s) if decodes else 0.0
+    rate = tokens / (max(batch.mean_s, period_s) + host_s) if tokens else 0.0
     steps, feasible = 1 if decodes else 0, gap_s <= within(situation.tbt_slo_s)
     return Plan(mode, batch.budget, tpcs, tpcs, steps, *batch[1:], gap_s, rate, feasible, 0.0)
 

@@ -15,7 +15,7 @@ from learner.record_file import RecordReader, RecordWriter
 from learner.records import Header
 from learner.shape import ModelShape
 from sglang_ext import controller as module
-from sglang_ext.config import Config
+from sglang_ext.config import Config, ConfigError
 from sglang_ext.controller import Controller
 from sglang_ext.iteration import Half
 from sglang_ext.policy.types import Settings, Situation
@@ -25,13 +25,12 @@ SHAPE = ModelShape(name="m", layers=4, hidden=256, heads=4, kv_heads=2, head_dim
 PROFILE = DeviceProfile(name="cpu", tpcs=1, flops=((1.0, 2e10),), bandwidth=((1.0, 5e9),))
 
 
-def make(tmp_path=None, *, mode: str = "auto", client=None, tbt_slo_s: float = 0.1):
+def make(tmp_path=None, *, mode: str = "auto", client=None, tbt_slo_s: float = 0.1, **options):
     config = Config(mode=mode, tbt_slo_s=tbt_slo_s)
     header = Header(created_unix_s=1.0, model=SHAPE, device=PROFILE)
     writer = RecordWriter(tmp_path / "r.jsonl", header) if tmp_path is not None else None
-    return Controller(
-        config, header, LatencyModel(SHAPE, PROFILE), Settings(mode=mode), WallClock(), client=client, writer=writer
-    )
+    options |= {"client": client, "writer": writer}
+    return Controller(config, header, LatencyModel(SHAPE, PROFILE), Settings(mode=mode), WallClock(), **options)
 
 
 def situation(decodes: int = 4, waiting: int = 2, **changes) -> Situation:
@@ -107,11 +106,55 @@ def test_host_overhead_is_the_gap_between_forwards_unless_idle():
     controller = make()
     for start in (1.0, 1.3):
         run(controller, Half("decode", 1, [1], [9], 1, [span(start, start + 0.1)]))
-    assert controller.host_overhead_s == pytest.approx(0.1 * 0.2)
-    before = controller.host_overhead_s
+    assert controller.host_time.overhead_s == pytest.approx(0.1 * 0.2)
+    before = controller.host_time.overhead_s
     controller.idle()
     run(controller, Half("decode", 1, [1], [9], 1, [span(50.0, 50.1)]))
-    assert controller.host_overhead_s == before
+    assert controller.host_time.overhead_s == before
+
+
+def mixed(start_s: float, end_s: float) -> Half:
+    return Half("mixed", 1, [64, 1], [0, 9], 2, [span(start_s, end_s)])
+
+
+def test_host_time_around_windows_is_learnt_by_where_it_falls():
+    controller = make()
+    run(controller, mixed(1.0, 1.1))
+    window = Half("decode", 1, [1], [9], 1, [span(1.12, 1.2)]), Half("prefill", 1, [64], [0], 1, [span(1.12, 1.3)])
+    run(controller, *window, mode="spatial")
+    run(controller, mixed(1.35, 1.4))
+    assert controller.host_time.drained_s == pytest.approx(0.1 * 0.02)
+    assert controller.host_time.after_window_s == pytest.approx(0.1 * 0.05)
+    assert controller.host_time.overhead_s == 0.0
+    assert controller.host_time.overheads(False) == pytest.approx((0.0, 0.002, 0.005, 0.0))
+    assert controller.host_time.overheads(True) == pytest.approx((0.005, 0.0, 0.005, 0.0))
+
+
+def test_a_device_that_waits_between_mixed_batches_has_a_slow_host_if_it_is_launched_ahead():
+    ahead, in_turn = make(launches_ahead=True), make()
+    for controller in (ahead, in_turn):
+        for start in (1.0, 1.03, 1.06):
+            run(controller, mixed(start, start + 0.02))
+    assert ahead.host_time.period_s == pytest.approx(0.03 * (1 - 0.9**2))
+    assert ahead.host_time.overhead_s == 0.0
+    assert (in_turn.host_time.period_s, in_turn.host_time.overhead_s) == (0.0, pytest.approx(0.01 * (1 - 0.9**2)))
+    # One that follows at once shows that the host is quicker than the batch before it.
+    run(ahead, mixed(1.08, 1.083))
+    run(ahead, mixed(1.083, 1.2))
+    assert ahead.host_time.period_s == pytest.approx(0.003)
+
+
+def test_mode_and_targets_change_while_serving():
+    controller = make()
+    controller.change({"mode": 3, "tbt_slo_ms": 40})
+    assert (controller.settings.mode, controller.state()["mode"]) == ("spatial", "spatial")
+    assert (controller.config.tbt_slo_s, controller.config.ttft_slo_s) == (0.04, 2.0)
+    controller.change({"mode": "auto"})
+    assert (controller.settings.mode, controller.config.tbt_slo_s) == ("auto", 0.04)
+    for wrong in ({"mode": 6}, {"mode": "fast"}, {"tbt_slo_ms": -1, "mode": 1}, {"learner": 0}, {"mode": 0.5}):
+        with pytest.raises(ConfigError):
+            controller.change(wrong)
+    assert (controller.settings.mode, controller.config.tbt_slo_s) == ("auto", 0.04)
 
 
 class Client:

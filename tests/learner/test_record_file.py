@@ -89,6 +89,7 @@ def test_a_killed_gz_writer_leaves_what_it_flushed(tmp_path: Path) -> None:
     writer = RecordWriter(path, header(), flush_interval_s=0.0)
     for record in some(4):
         writer.write(record)
+    writer.flush()
     copy = tmp_path / "copy.jsonl.gz"  # as it is on disk now, without the end that close() writes
     copy.write_bytes(path.read_bytes())
     writer.close()

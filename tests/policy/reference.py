@@ -57,9 +57,9 @@ def mixed(s: Situation, model, budget: int, mode: str) -> Plan:
     rows = len(s.decode_context) + sum(a == b for a, b in zip(new, s.prefill_new.tolist(), strict=True))
     mean_s, upper_s = forward(model, q, c, rows, model.total_tpcs)
     tokens = len(s.decode_context) + sum(new)
-    gap_s = s.waited_s + s.host_overhead_s + upper_s if len(s.decode_context) else 0.0
-    tpcs = model.total_tpcs
-    return Plan(mode, budget, tpcs, tpcs, 1, mean_s, upper_s, gap_s, tokens / (mean_s + s.host_overhead_s))
+    gap_s = s.waited_s + s.host_overhead_s + max(upper_s, s.host_period_s) if len(s.decode_context) else 0.0
+    tpcs, lasts_s = model.total_tpcs, max(mean_s, s.host_period_s) + s.host_overhead_s
+    return Plan(mode, budget, tpcs, tpcs, 1, mean_s, upper_s, gap_s, tokens / lasts_s)
 
 
 def halves(s: Situation, model, budget, decode_tpcs, prefill_tpcs, concurrent):

@@ -56,6 +56,7 @@ class Simulator:
     drain_s: float = 0.0
     after_window_s: float = 0.0
     after_window: bool = False
+    host_period_s: float = 0.0
     clock_s: float = 0.0
     gaps: list[Gap] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -89,6 +90,7 @@ class Simulator:
             host_overhead_s=self.after_window_s if self.after_window else self.host_overhead_s,
             drain_s=0.0 if self.after_window else self.drain_s,
             after_window_s=self.after_window_s,
+            host_period_s=self.host_period_s,
             waited_s=max((self.clock_s - r.last_s for r in running), default=0.0),
         )
 
@@ -104,7 +106,7 @@ class Simulator:
         begin_s = self.clock_s + self.draw() * (self.after_window_s if self.after_window else self.host_overhead_s)
         if d.mode in ("temporal", "chunked"):
             both = (decode[0] + prefill[0], decode[1] + prefill[1], decode[2] + prefill[2], d.decode_tpcs)
-            steps_end = [begin_s + self.takes(both)] if both[0] else [begin_s]
+            steps_end = [begin_s + max(self.takes(both), self.draw() * self.host_period_s)] if both[0] else [begin_s]
             prefill_end = end_s = steps_end[0]
         else:
             concurrent, steps = self.settings.concurrent, d.look_ahead_steps

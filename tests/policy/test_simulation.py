@@ -57,6 +57,7 @@ def test_no_gap_exceeds_tau_where_the_plans_promise_it(
         "host_overhead_s": host,
         "drain_s": host,
         "after_window_s": 3 * host,
+        "host_period_s": 9 * host,
         "seed": seed,
         "explorer": explorer,
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from sglang_ext.lanes import RandomLane
 from tests.servers import Server
 from tests.serving import workload
 from tests.serving.workload import Outcome, Request
@@ -99,7 +100,9 @@ def check(case: Case, stock: Reference, state_dir: Path) -> None:
         state = conflux_state(server)
         assert_pool_empty(server, case.pool)
         log = server.log_text()
-    assert "Traceback" not in log
+    failed = len(RandomLane.failing) if "random" in case.args else 0
+    assert state["fallbacks"].get("window_error", 0) == failed
+    assert log.count("Traceback") == min(failed, 1)
     _assert_exercised(case, state, log)
 
 

@@ -1,0 +1,198 @@
+"""Does ``auto`` pick the mode that measures best (``python -m bench.modes --output FILE``)?
+
+A grid of decode batch, context, prefill length and target. In each cell so many requests decode while one prompt at a
+time arrives; the same server runs it in each forced mode and in ``auto``, in turns. A trial counts tokens per second
+(the prompt's and those decoded while it ran, from its arrival to its first token) and the largest gap between two
+tokens of a decode meanwhile. Of the forced modes that is best which serves most without a gap above the target; if all
+exceed it, that with the smallest gap. Results are medians over the trials of a cell; the table grows with every run of
+the script until it is complete. Needs an NVIDIA GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.client import COMPLETION_TOKENS
+from bench.machine_facts import machine_facts
+from bench.server import ServerProcess
+from bench.shapes import SHAPES, gpu_args, shape_folder
+from bench.switched import conflux_state, set_mode, settle
+
+ROOT = Path(__file__).resolve().parent.parent
+FORCED = ("temporal", "chunked", "spatial", "reserved")
+WITHIN, APART = 0.03, 0.10
+WARM_UP_TRIALS, ENDLESS = 3, 20_000
+
+
+class Cell(NamedTuple):
+    batch: int
+    context: int
+    prefill: int
+    tbt_slo_ms: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="JSON file; complete cells there are left out")
+    parser.add_argument("--batches", type=int, nargs="*", default=[8, 32, 96])
+    parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096])
+    parser.add_argument("--prefills", type=int, nargs="*", default=[1024, 4096, 8192])
+    parser.add_argument("--targets", type=float, nargs="*", default=[15.0, 25.0, 50.0, 100.0], help="TBT, in ms")
+    parser.add_argument("--trials", type=int, default=3, help="of each mode in each cell (default: 3)")
+    parser.add_argument("--model", choices=SHAPES, default="Qwen3-8B")
+    parser.add_argument("--until", type=float, default=440.0, help="end after about so many seconds")
+    parser.add_argument("--logs", type=Path, default=ROOT / "out" / "modes")
+    given = parser.parse_args()
+    begin_s = time.monotonic()
+    report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {"cells": []}
+    grid = itertools.product(given.batches, given.contexts, given.targets)
+    given.logs.mkdir(parents=True, exist_ok=True)
+    args = gpu_args(shape_folder(given.model, given.logs), decode_graph_batch=max(given.batches))
+    args += ["--backend", "conflux"]
+    args += ["--conflux-state-dir", str(given.logs / "state"), "--conflux-record", str(given.logs / "modes.jsonl.gz")]
+    with ServerProcess(args, log=given.logs / "modes.log", cwd=ROOT, startup_timeout_s=300.0) as server:
+        for batch, context, target in grid:
+            known = {tuple(cell["cell"]) for cell in report["cells"]}
+            left = [p for p in given.prefills if (batch, context, p, target) not in known]
+            if not left:
+                continue
+            if time.monotonic() - begin_s > given.until:
+                print("run again to go on")
+                return 3
+            for cell in asyncio.run(_measure(server.url, batch, context, target, left, given)):
+                report["cells"].append(cell)
+                print(json.dumps(cell), flush=True)
+            report |= {"machine": machine_facts(), "model": f"{given.model}'s shape, random weights"}
+            report |= {
+                "command": "python -m bench.modes",
+                "state": conflux_state(server.url),
+                **verdict(report["cells"]),
+            }
+            given.output.write_text(json.dumps(report, indent=1) + "\n")
+            settle(server.url)
+    print(json.dumps(verdict(report["cells"])))
+    return 0
+
+
+async def _measure(
+    url: str, batch: int, context: int, target: float, prefills: list[int], given: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The cells of one decode batch."""
+    import aiohttp
+
+    rng, ids = random.Random(f"{batch}:{context}"), range(256, SHAPES[given.model]["vocab_size"])
+    params = {"tbt_slo_ms": target}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        decodes = [Stream(session, url, rng.choices(ids, k=context), ENDLESS, params) for _ in range(batch)]
+        tasks = [asyncio.create_task(decode.run()) for decode in decodes]
+        try:
+            while not all(len(decode.event_s) > 4 for decode in decodes):
+                await asyncio.sleep(0.05)
+            cells = []
+            for prefill in prefills:
+                trials: dict[str, list[tuple[float, float]]] = {mode: [] for mode in (*FORCED, "auto")}
+                for trial in range(WARM_UP_TRIALS + given.trials):
+                    for mode in trials:
+                        await asyncio.to_thread(set_mode, url, mode, target)
+                        own = random.Random(f"{target}:{prefill}:{trial}:{mode}").choices(ids, k=prefill)
+                        measured = await _trial(session, url, decodes, own, params)
+                        if trial >= WARM_UP_TRIALS:
+                            trials[mode].append(measured)
+                cells.append(_cell(Cell(batch, context, prefill, target), trials))
+            return cells
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _trial(
+    session: Any, url: str, decodes: list[Stream], prompt: list[int], params: dict[str, float]
+) -> tuple[float, float]:
+    """(tokens per second, largest gap in ms) while one prompt is served beside the decodes."""
+    one = Stream(session, url, prompt, 1, params)
+    await one.run()
+    await asyncio.sleep(0.15)  # the gap that its end may have caused
+    until_s = one.event_s[0]
+    made = sum(one.sent_s < at_s <= until_s for decode in decodes for at_s in decode.event_s)
+    gaps_s = [gap_s for decode in decodes for gap_s in decode.gaps_s(one.sent_s, until_s + 0.1)]
+    return (len(prompt) + made) / (until_s - one.sent_s), 1e3 * max(gaps_s, default=0.0)
+
+
+class Stream:
+    """One request and when its tokens came."""
+
+    def __init__(self, session: Any, url: str, prompt: list[int], tokens: int, params: dict[str, float]) -> None:
+        self._session, self._url = session, f"{url}/generate"
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, "custom_params": params}
+        self._body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        self.sent_s = 0.0
+        self.event_s: list[float] = []
+
+    async def run(self) -> None:
+        self.sent_s = time.perf_counter()
+        async with self._session.post(self._url, json=self._body) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                if line.startswith(b"data: ") and COMPLETION_TOKENS.search(line):
+                    self.event_s.append(time.perf_counter())
+
+    def gaps_s(self, from_s: float, until_s: float) -> Iterator[float]:
+        """Gaps that overlap the time."""
+        for early, late in itertools.pairwise(self.event_s):
+            if late > from_s and early < until_s:
+                yield late - early
+
+
+def _cell(cell: Cell, trials: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    modes = {
+        mode: {
+            "tokens_per_s": round(statistics.median(rate for rate, _ in measured), 1),
+            "largest_gap_ms": round(statistics.median(gap for _, gap in measured), 2),
+        }
+        for mode, measured in trials.items()
+    }
+    return {"cell": list(cell), "modes": modes, **judged(cell.tbt_slo_ms, modes)}
+
+
+def judged(tbt_slo_ms: float, modes: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Which forced mode is best, how far the worst is behind, and whether ``auto`` is within 3 % of the best."""
+    forced = {mode: modes[mode] for mode in FORCED}
+    keep = {mode: one for mode, one in forced.items() if one["largest_gap_ms"] <= tbt_slo_ms}
+    auto = modes["auto"]
+    if keep:
+        best = max(keep, key=lambda mode: keep[mode]["tokens_per_s"])
+        most = keep[best]["tokens_per_s"]
+        # A mode that breaks the target while another keeps it is worse by more than any share.
+        apart = len(keep) < len(forced) or min(one["tokens_per_s"] for one in keep.values()) < (1 - APART) * most
+        good = auto["largest_gap_ms"] <= tbt_slo_ms and auto["tokens_per_s"] >= (1 - WITHIN) * most
+    else:
+        best = min(forced, key=lambda mode: forced[mode]["largest_gap_ms"])
+        least = forced[best]["largest_gap_ms"]
+        apart = max(one["largest_gap_ms"] for one in forced.values()) > (1 + APART) * least
+        good = auto["largest_gap_ms"] <= (1 + WITHIN) * least
+    return {"best": best, "kept": bool(keep), "apart": apart, "auto_is_as_good": good}
+
+
+def verdict(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """Over all cells measured."""
+    count = max(len(cells), 1)
+    return {
+        "cells_measured": len(cells),
+        "share_apart": round(sum(cell["apart"] for cell in cells) / count, 3),
+        "share_auto_as_good": round(sum(cell["auto_is_as_good"] for cell in cells) / count, 3),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""What the host takes between forwards, as the device sees it: learnt from the times of the forwards themselves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_WEIGHT = 0.1
+# A device that is idle for longer between two batches that are launched ahead has waited for the host.
+_HOST_BOUND_S = 0.5e-3
+
+
+class Overheads(NamedTuple):
+    """What the policy is told; see :class:`sglang_ext.policy.types.Situation`."""
+
+    host_overhead_s: float
+    drain_s: float
+    after_window_s: float
+    host_period_s: float
+
+
+class HostTime:
+    """Moving averages of exposed host time, by where it falls.
+
+    Between mixed batches the host works while they run (``launches_ahead``), so that time between them means that it
+    was late: then ``period_s`` is how fast it can be. Before a window the results of the last batch are taken first,
+    after it those of its prefill, and nothing overlaps.
+    """
+
+    def __init__(self, launches_ahead: bool) -> None:
+        self._launches_ahead = launches_ahead
+        self.overhead_s = self.drained_s = self.after_window_s = self.period_s = 0.0
+        self._last_end_s: float | None = None
+        self._after_window = False
+        self._last_mixed_s: float | None = None
+
+    def note(self, start_s: float, end_s: float, *, window: bool, mixed: bool, after_idle: bool) -> float:
+        """Take in an iteration that ran from ``start_s`` to ``end_s``; returns the exposed host time before it."""
+        exposed_s = 0.0
+        if not after_idle and self._last_end_s is not None:
+            exposed_s = max(start_s - self._last_end_s, 0.0)
+            if self._after_window:
+                self.after_window_s += _WEIGHT * (exposed_s - self.after_window_s)
+            elif window:
+                self.drained_s += _WEIGHT * (exposed_s - self.drained_s)
+            else:
+                self._between_batches(exposed_s, mixed)
+        self._last_end_s, self._after_window = end_s, window
+        self._last_mixed_s = end_s - start_s if mixed else None
+        return exposed_s
+
+    def _between_batches(self, exposed_s: float, mixed: bool) -> None:
+        before_s = self._last_mixed_s if mixed and self._launches_ahead else None
+        if before_s is not None and exposed_s > _HOST_BOUND_S:
+            self.period_s += _WEIGHT * (before_s + exposed_s - self.period_s)
+            return
+        self.overhead_s += _WEIGHT * (exposed_s - self.overhead_s)
+        if before_s is not None:
+            self.period_s = min(self.period_s, before_s)
+
+    def overheads(self, after_window: bool) -> Overheads:
+        """Before and after the next iteration, which may follow a window."""
+        after_s = max(self.after_window_s, self.overhead_s)
+        if after_window:
+            return Overheads(after_s, 0.0, after_s, self.period_s)
+        return Overheads(self.overhead_s, max(self.drained_s - self.overhead_s, 0.0), after_s, self.period_s)
+
+    def state(self) -> dict[str, float]:
+        """For ``/server_info``, in milliseconds."""
+        return {
+            "host_overhead_ms": self.overhead_s * 1e3,
+            "drained_overhead_ms": self.drained_s * 1e3,
+            "after_window_overhead_ms": self.after_window_s * 1e3,
+            "host_period_ms": self.period_s * 1e3,
+        }
