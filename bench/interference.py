@@ -149,7 +149,7 @@ def summary(loaded: LoadResult, from_s: float, seconds: float, tbt_slo_ms: float
         "long_prompts": len(own),
         "long_unanswered": len(own) - len(ttfts_ms),
         "mean_long_ttft_ms": round(sum(ttfts_ms) / max(len(ttfts_ms), 1), 1),
-        "max_long_ttft_ms": round(max(ttfts_ms, default=float("nan")), 1),
+        "max_long_ttft_ms": round(max(ttfts_ms), 1) if ttfts_ms else None,
         "decodes_alive": sum(bool(request.event_s) and request.event_s[-1] > until_s - 1.0 for request in decodes),
         "max_client_lag_ms": round(1e3 * loaded.max_client_lag_s, 1),
     }

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from bench.client import COMPLETION_TOKENS
 from bench.machine_facts import machine_facts
-from bench.server import ServerProcess
+from bench.server import ServerError, ServerProcess
 from bench.shapes import SHAPES, gpu_args, shape_folder
 from bench.switched import conflux_state, set_mode, settle
 
@@ -97,6 +97,8 @@ async def _measure(
         tasks = [asyncio.create_task(decode.run()) for decode in decodes]
         try:
             while not all(len(decode.event_s) > 4 for decode in decodes):
+                if any(task.done() for task in tasks):
+                    raise ServerError("a decode ended before the trials: see the server's log")
                 await asyncio.sleep(0.05)
             cells = []
             for prefill in prefills:
