@@ -68,7 +68,7 @@ def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callabl
     obstacle = _one_lane(chosen, server_args)
     if obstacle is not None:
         random = _config(server_args).mode == RANDOM
-        yield lambda scheduler: RandomLane(seed=0) if random else OneLane(obstacle)
+        yield lambda scheduler: RandomLane(seed=scheduler.ps.tp_rank) if random else OneLane(obstacle)
         return
     # An eager prefill would else be copied into buffers that the decode graphs read.
     os.environ["SGLANG_EAGER_INPUT_NO_COPY"] = "1"

@@ -15,6 +15,7 @@ from sglang.srt.utils.common import DynamicGradMode
 
 from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv
+from sglang_ext.compat.ranks import agree
 from sglang_ext.iteration import Half
 from sglang_ext.lanes import OneLane
 from sglang_ext.launch import make_launchers
@@ -128,22 +129,25 @@ class Windows:
 
     def _both(self, window: Window, batch: ScheduleBatch, decision: Decision, steps: int) -> Future[Any]:
         """Launch both halves and take all steps; the future, which is done, is of :meth:`_prefill`."""
-        lanes = self._scheduler.lanes
-        # While the host launches the prefill it launches no steps; where the halves run at once the rest come then.
-        window.launch(min(steps, self._cover(decision)) if lanes.concurrent and not lanes.serial else steps)
+        scheduler, lanes = self._scheduler, self._scheduler.lanes
+        if lanes.concurrent and not lanes.serial:
+            # While the host launches the prefill it launches no steps; the rest come then.
+            steps = min(steps, agree(scheduler, lambda: self._cover(decision)))
+        window.launch(steps)
         while lanes.serial and window.pending:
             window.accept_next()
         launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
         while True:
-            # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is.
-            if launched.done() and not lanes.serial and lanes.prefill_runs():
-                window.top_up(QUEUED)
-            if window.pending:
-                window.accept_next()
-            elif launched.done():
-                return launched
-            else:
+            if not window.pending:
                 wait([launched])
+            # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is. All ranks
+            # launch as many.
+            if agree(scheduler, lambda: launched.done() and not lanes.serial and lanes.prefill_runs()):
+                wait([launched])
+                window.top_up(QUEUED)
+            if not window.pending:
+                return launched
+            window.accept_next()
 
     def _decode(self, step: ScheduleBatch, tpcs: int) -> tuple[Any, ScheduleBatch, Any, Span]:
         """One step: its result, what that will be processed with, what it holds on to, and its times."""
