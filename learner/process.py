@@ -117,13 +117,19 @@ def _serve(
     # One thread of linear algebra: what is loaded by now is told so, the rest reads the environment when it is loaded.
     os.environ.update(dict.fromkeys(THREAD_COUNTS, "1"))
     # Takes seconds, in which schedulers are to be answered and heard; the first fit waits for it.
-    loading = threading.Thread(target=importlib.import_module, args=("sklearn.linear_model",), name="load")
+    loading = threading.Thread(target=_load, name="load")
     loading.start()
     with threadpoolctl.threadpool_limits(1):
         pool = EstimatorPool(store, learner_id, may_fit=lambda: not loading.is_alive())
         server = LearnerServer(socket, pool, learner_id, save_interval_s=options.save_interval)
         why = server.run(stop, sys.stdin.fileno() if options.watch_stdin else None)
     logger.info("ending: %s; received %d, rejected %d", why, server.counts.received, server.rejected)
+
+
+def _load() -> None:
+    # Where the program ends meanwhile Python refuses what is left of the import.
+    with contextlib.suppress(RuntimeError):
+        importlib.import_module("sklearn.linear_model")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def obstacles(facts: Facts) -> Iterator[Advice]:
     elif not sglang.supported:
         yield _stop(f"SGLang {sglang.version} is not supported (supported: {supported})", f"pip install {wanted}")
     if not sglang.plugin:
-        remedy = "pip install sglang-conflux"
+        remedy = "pip install .  # in a checkout of conflux"
         if "SGLANG_PLUGINS" in (sglang.plugin_problem or ""):
             remedy = "add conflux to SGLANG_PLUGINS, or unset it"
         yield _stop(f"SGLang will not know --backend conflux: {sglang.plugin_problem}", remedy)

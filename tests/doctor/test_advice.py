@@ -47,7 +47,7 @@ def test_a_machine_without_a_gpu_serves_on_its_cpu() -> None:
             "sglang",
             {"plugin": False, "plugin_problem": "sglang-conflux is not installed in this environment"},
             "will not know --backend conflux",
-            "pip install sglang-conflux",
+            "pip install .  # in a checkout of conflux",
         ),
         (
             "sglang",
