@@ -68,6 +68,7 @@ class _Steps(NamedTuple):
     samples: list[Sample]
     terms: Terms
     beside: Terms | None
+    share: FloatArray | None  # [steps]
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -131,7 +132,7 @@ class OnlineEstimator:
         """
         predictions: list[StepPrediction] = []
         for steps in self._steps(iteration):
-            predicted = self._model.predict(steps.terms, steps.beside)
+            predicted = self._model.predict(steps.terms, steps.beside, steps.share)
             predictions.extend(StepPrediction(*row) for row in np.stack(predicted, axis=1).tolist())
         return predictions
 
@@ -253,7 +254,9 @@ class OnlineEstimator:
         first = samples[0]
         context = first.c if len(samples) == 1 else np.stack([sample.c for sample in samples])
         terms = self._model.terms(first.q, context, first.logits_rows, first.tpcs)
-        return _Steps(samples, terms, None if first.beside is None else self._terms_of(first.beside))
+        if first.beside is None:
+            return _Steps(samples, terms, None, None)
+        return _Steps(samples, terms, self._terms_of(first.beside), np.array([sample.share for sample in samples]))
 
     def _terms_of(self, forward: Forward) -> Terms:
         return self._model.terms(forward.q, forward.c, forward.logits_rows, forward.tpcs)
@@ -261,12 +264,12 @@ class OnlineEstimator:
     def _learn(self, steps: _Steps) -> None:
         terms, model = steps.terms, self._model
         columns = terms.matrix.T
-        contention = None if steps.beside is None else model.contention_columns(terms, steps.beside)
+        contention = None if steps.beside is None else model.contention_columns(terms, steps.beside, steps.share)
         groups = model.group(columns, contention).tolist()
         base, correction = model.parts(columns, contention)
         near = model.nearby_shift(columns, np.array(groups))
         level_s = model.mean_s(columns, contention, terms.roofline_s, np.array(groups), nearby=False)
-        predicted: Prediction = model.predict(terms, steps.beside)
+        predicted: Prediction = model.predict(terms, steps.beside, steps.share)
         for at, sample in enumerate(steps.samples):
             measured, roofline = sample.measured_s, float(terms.roofline_s[at])
             if not (0.0 < measured <= MAX_STEP_S and MIN_RATIO * roofline <= measured <= MAX_RATIO * roofline):

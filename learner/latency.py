@@ -132,13 +132,14 @@ class LatencyModel:
         columns, s, roofline = self._roofline.columns(q, c, logits_rows, tpcs)
         return Terms(columns.T, s, roofline)
 
-    def predict(self, terms: Terms, beside: Terms | None = None) -> Prediction:
-        """Predicted times of ``terms``; ``beside`` is what the other stream runs, row by row or one row for all.
+    def predict(self, terms: Terms, beside: Terms | None = None, share: npt.ArrayLike | None = None) -> Prediction:
+        """Predicted times of ``terms``; ``beside`` is what the other stream runs, row by row or one row for all, and
+        ``share`` [m] during how much of each forward's time (None: all of it).
 
         None: alone. Where either row is empty it is as if alone.
         """
         columns = terms.matrix.T
-        contention = None if beside is None else self.contention_columns(terms, beside)
+        contention = None if beside is None else self.contention_columns(terms, beside, share)
         group = self.group(columns, contention)
         mean = self.mean_s(columns, contention, terms.roofline_s, group, nearby=True)
         return Prediction(mean, mean * self._group_factors[_MARGIN].take(group), terms.roofline_s)
@@ -196,14 +197,18 @@ class LatencyModel:
         np.maximum(mean, low, out=mean)
         return np.asarray(np.minimum(mean, high, out=mean))
 
-    def contention_columns(self, terms: Terms, beside: Terms) -> FloatArray:
-        """Contention terms of ``terms`` beside ``beside``, as [CONTENTION_TERMS, m]; ``beside`` has m rows or one."""
+    def contention_columns(self, terms: Terms, beside: Terms, share: npt.ArrayLike | None = None) -> FloatArray:
+        """Contention terms of ``terms`` beside ``beside``, as [CONTENTION_TERMS, m]; see :meth:`predict`."""
         used = self._contention.used
-        return self._contention.columns(used(terms.matrix.T), terms.tpcs, used(beside.matrix.T), beside.tpcs)
+        columns = self._contention.columns(used(terms.matrix.T), terms.tpcs, used(beside.matrix.T), beside.tpcs)
+        if share is not None:
+            columns *= np.asarray(share, dtype=np.float64)
+        return columns
 
     @staticmethod
     def group(columns: FloatArray, contention: FloatArray | None = None) -> npt.NDArray[np.intp]:
-        """Which of a snapshot's groups each forward belongs to, [m]: its phase, + len(PHASES) beside another stream."""
+        """Which of a snapshot's groups each forward belongs to, [m]: its phase, + len(PHASES) if it runs beside another
+        stream for most of its time."""
         group: npt.NDArray[np.intp] = columns[_PHASE].astype(np.intp)
         if contention is not None:
             group += _beside(contention)
@@ -231,6 +236,6 @@ class LatencyModel:
 
 def _beside(contention: FloatArray) -> npt.NDArray[np.intp]:
     """By how much a row's group lies behind its phase's own, [m]."""
-    behind: npt.NDArray[np.intp] = contention[_BESIDE].astype(np.intp)
+    behind: npt.NDArray[np.intp] = (contention[_BESIDE] >= 0.5).astype(np.intp)
     behind *= len(PHASES)
     return behind

@@ -26,12 +26,12 @@ class Persistence:
 
     def predict(self, phase: str, sample: Sample) -> float | None:
         """Seconds that the nearest batch took, or None if no batch of that kind has been measured."""
-        ring = self._known.get((phase, sample.beside is not None))
+        ring = self._known.get((phase, sample.mostly_beside))
         return None if ring is None else ring.nearest(features(sample))
 
     def observe(self, phase: str, sample: Sample) -> None:
         """Remember what a batch took."""
-        ring = self._known.setdefault((phase, sample.beside is not None), _Ring(self._memory))
+        ring = self._known.setdefault((phase, sample.mostly_beside), _Ring(self._memory))
         ring.add(features(sample), sample.measured_s)
 
 

@@ -61,7 +61,7 @@ class RecordWriter:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="conflux-record")
         self.written = 0
         self.skipped = 0
-        self.failed = False
+        self.failed = self._closed = False
         self._append(header)
         self.flush()
 
@@ -105,8 +105,11 @@ class RecordWriter:
 
     def close(self) -> None:
         """Write what is pending and close. May be called twice."""
-        self.flush()
-        self._release()
+        if not self._closed:
+            self._closed = True
+            self.flush()
+            self._disk.shutdown()
+            self._release()
 
     def __enter__(self) -> RecordWriter:
         return self

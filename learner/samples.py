@@ -36,17 +36,23 @@ class Sample(NamedTuple):
     c: IntArray
     logits_rows: int
     tpcs: int
-    beside: Forward | None  # what ran on the other stream for most of this step
+    beside: Forward | None  # what ran on the other stream during this step
     measured_s: float
     stream: int
     step: int
+    share: float = 1.0  # of this step's time that it ran
+
+    @property
+    def mostly_beside(self) -> bool:
+        """Whether the other stream ran during at least half of the step."""
+        return self.beside is not None and self.share >= 0.5
 
 
 def samples_of(iteration: Iteration) -> list[Sample]:
     """Every timed step of an iteration, stream by stream.
 
     Step j of a look-ahead decode has c + j cached tokens. In a concurrent iteration a step's ``beside`` is the other
-    stream's batch if that ran during at least half of the step. Timings are passed on as recorded, sound or not.
+    stream's batch if that ran meanwhile. Timings are passed on as recorded, sound or not.
     Raises ValueError for a stream whose columns contradict each other or hold absurd counts.
     """
     forwards = [_forward_of(stream) for stream in iteration.streams]
@@ -56,11 +62,13 @@ def samples_of(iteration: Iteration) -> list[Sample]:
             continue
         other = _other(iteration, forwards, index)
         for step, (start, end) in enumerate(zip(stream.step_start_s, stream.step_end_s, strict=True)):
-            beside = None
-            if other is not None and 2.0 * _overlap_s(iteration.streams[other], start, end) >= end - start:
-                beside = forwards[other]
+            beside, share = None, 1.0
+            if other is not None and end > start:
+                share = min(_overlap_s(iteration.streams[other], start, end) / (end - start), 1.0)
+                beside = forwards[other] if share > 0.0 else None
             c = forward.c + step if step else forward.c
-            samples.append(Sample(forward.q, c, forward.logits_rows, forward.tpcs, beside, end - start, index, step))
+            one = Sample(forward.q, c, forward.logits_rows, forward.tpcs, beside, end - start, index, step, share)
+            samples.append(one)
     return samples
 
 

@@ -45,7 +45,7 @@ def run(estimator: OnlineEstimator, iterations: list[Iteration]) -> Steps:
         predictions = estimator.predict_iteration(record)
         for sample, predicted in zip(samples_of(record), predictions, strict=True):
             phase = PHASES.index(record.streams[sample.stream].phase)
-            group = phase + len(PHASES) * (sample.beside is not None)
+            group = phase + len(PHASES) * sample.mostly_beside
             rows.append((record.iteration, group, sample.measured_s, *predicted))
         estimator.observe(record)
         if estimator.ready():

@@ -136,6 +136,16 @@ def test_rows_do_not_see_each_other(snapshot: Snapshot, rows: list[list[Request]
         np.testing.assert_allclose(model.predict(together.take([at])).upper_s, model.predict(alone).upper_s)
 
 
+def test_a_stream_beside_counts_as_much_as_it_runs() -> None:
+    own, other = terms_of([(1, 2000)] * 8, [16]), terms_of([(4096, 0)], [50])
+    alone_s, beside_s = MODEL.predict(own).mean_s[0], MODEL.predict(own, other).mean_s[0]
+    assert MODEL.predict(own, other, 1.0).mean_s[0] == pytest.approx(beside_s)
+    assert MODEL.predict(own, other, 0.0).mean_s[0] == pytest.approx(alone_s)
+    half_s = MODEL.predict(own, other, 0.5).mean_s[0]
+    assert alone_s < half_s < beside_s
+    assert half_s - alone_s == pytest.approx((beside_s - alone_s) / 2)
+
+
 def reference(snapshot: Snapshot, terms: Terms, beside: Terms | None) -> list[float]:
     """The mean by its definition, one forward at a time."""
     out = []

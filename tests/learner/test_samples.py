@@ -31,13 +31,15 @@ def test_beside_is_the_other_stream_while_it_runs() -> None:
     assert first is not None
     assert (first.q.tolist(), first.c.tolist(), first.tpcs, first.logits_rows) == ([1], [9], 16, 1)
     # The third step runs beside the prefill for most of its time, the fourth not at all.
+    assert [s.mostly_beside for s in samples[1:]] == [True, True, True, False]
     assert [None if s.beside is None else s.beside.q.tolist() for s in samples[1:]] == [[800], [800], [800], None]
 
 
 def test_a_prefill_mostly_alone_is_alone() -> None:
     prefill, decode = stream("prefill", 50, [800], [0], [1.0]), stream("decode", 16, [1], [9], [0.4])
     samples = samples_of(iteration(prefill, decode, concurrent=True))
-    assert [sample.beside is None for sample in samples] == [True, False]
+    assert [sample.mostly_beside for sample in samples] == [False, True]
+    assert [sample.share for sample in samples] == pytest.approx([0.4, 1.0])
 
 
 def test_streams_one_after_the_other_are_alone() -> None:
