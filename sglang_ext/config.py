@@ -61,6 +61,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("fixed_split", None, "TPCS", "give decode this many TPCs in every spatial iteration (default: decided)"),
     Option("max_look_ahead", None, "K", "most decode steps launched ahead of the host (default: 64 where prefill and "
            "decode run at once, else 8)"),
+    Option("graph_budget_s", 20.0, "S", "seconds of start-up that decode graphs for partitions may take; 0: prefill and "
+           "decode never run at once (default: 20)"),
     Option("sm_control", "auto", "WAY", "auto, smctrl (stream masks), green (green contexts) or none (default: auto)"),
     Option("learner", "on", "on|off|ADDRESS", "learn latencies from live timings, in a process of its own or at a ZMQ "
            "address where `conflux learner` runs (default: on)"),
@@ -80,6 +82,7 @@ class Config:
     mode: str = "auto"
     fixed_split: int | None = None
     max_look_ahead: int | None = None
+    graph_budget_s: float = 20.0
     sm_control: str = "auto"
     learner: str = "on"
     explore: bool = True
@@ -119,6 +122,7 @@ class Config:
             mode=mode,
             fixed_split=split,
             max_look_ahead=steps,
+            graph_budget_s=_seconds("--conflux-graph-budget-s", value["graph_budget_s"]),
             sm_control=_choice("--conflux-sm-control", value["sm_control"], SM_CONTROLS),
             learner=_learner(value["learner"]),
             explore=_switch("--conflux-explore", value["explore"]),
@@ -173,6 +177,16 @@ def positive_ms(name: str, value: object, *, text: bool = True) -> float:
         shown = repr(value)
         shown = shown if len(shown) <= 40 else shown[:37] + "..."
         raise ConfigError(f"{name} must be a positive number of milliseconds (at most {MAX_SLO_MS:g}), got {shown}")
+    return number
+
+
+def _seconds(name: str, value: object) -> float:
+    number = math.nan
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            number = float(value)
+    if not 0 <= number <= 3600:
+        raise ConfigError(f"{name} must be a number of seconds from 0 to 3600, got {value!r}")
     return number
 
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.model_executor.model_runner import ModelRunner
@@ -94,17 +94,20 @@ def prefill_graph_tokens(model_runner: ModelRunner) -> tuple[int, ...]:
     return tuple(getattr(model_runner.prefill_cuda_graph_runner, "capture_num_tokens", ()))
 
 
-def capture_level(model_runner: ModelRunner, stream: torch.cuda.Stream, sizes: list[int], tpcs: int) -> LaneGraphRunner:
+class Captured(NamedTuple):
+    """A level's decode graphs, and what they took."""
+
+    runner: LaneGraphRunner
+    seconds: float
+    mib: float
+
+
+def capture_level(model_runner: ModelRunner, stream: torch.cuda.Stream, sizes: list[int], tpcs: int) -> Captured:
     """Decode graphs for batches of ``sizes`` on ``stream`` and its ``tpcs`` TPCs. Logs time and memory."""
     begin_s, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
     runner = LaneGraphRunner(model_runner, stream=stream, side=None, sizes=sizes)
     torch.cuda.synchronize()
-    used = free - torch.cuda.mem_get_info()[0]
-    logger.info(
-        "conflux: decode graphs on %d TPCs for batches of %s: %.1f s, %.0f MiB",
-        tpcs,
-        runner.capture_bs,
-        time.perf_counter() - begin_s,
-        used / 2**20,
-    )
-    return runner
+    seconds, mib = time.perf_counter() - begin_s, (free - torch.cuda.mem_get_info()[0]) / 2**20
+    batches = runner.capture_bs
+    logger.info("conflux: decode graphs on %d TPCs for batches of %s: %.1f s, %.0f MiB", tpcs, batches, seconds, mib)
+    return Captured(runner, round(seconds, 2), round(mib, 1))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_ext.compat.graphs import capture_level
+from sglang_ext.compat.graphs import Captured, capture_level
 
 if TYPE_CHECKING:
     from sglang_ext.compat.scheduler import ConfluxScheduler
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Seconds of start-up that decode graphs for partitions may take beyond stock's own.
-_CAPTURE_BUDGET_S = 20.0
 # Batch sizes to capture for a partition; a batch between two is padded, as in stock.
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 # Backends whose state is not shared between instances, so that a decode and a prefill can be in flight at once.
@@ -37,7 +35,10 @@ class GpuLanes:
     concurrent = True
     may_outlast = True
 
-    def __init__(self, scheduler: ConfluxScheduler, control: SmControl, serial: bool = False) -> None:
+    def __init__(
+        self, scheduler: ConfluxScheduler, control: SmControl, *, budget_s: float, serial: bool = False
+    ) -> None:
+        """``budget_s``: how long capturing may take beyond stock's own."""
         self._scheduler, self._control, self.serial = scheduler, control, serial
         self._runner = scheduler.tp_worker.model_runner
         first = control.levels[0]
@@ -47,18 +48,18 @@ class GpuLanes:
         self._contexts: dict[int, Any] = {}
         self._copy = torch.cuda.Stream()
         self._copy_context = torch.cuda.stream(self._copy)
-        self._graphs: dict[int, Any] = {}
+        self._graphs: dict[int, Captured] = {}
         self._prefill_end: torch.cuda.Event | None = None
-        self._capture()
+        self._capture(budget_s)
         self.levels = tuple(sorted(self._graphs))
 
-    def _capture(self) -> None:
+    def _capture(self, budget_s: float) -> None:
         """Decode graphs for the levels, those of most use first, while the start-up budget lasts."""
         stock = self._runner.decode_cuda_graph_runner
         sizes = [size for size in stock.capture_bs if size in _SIZES] or stock.capture_bs[-1:]
         begin_s, taken_s = time.perf_counter(), 0.0
         for level in _useful_first(self._control.levels):
-            if time.perf_counter() - begin_s + taken_s > _CAPTURE_BUDGET_S:
+            if time.perf_counter() - begin_s + taken_s > budget_s:
                 break
             one_s = time.perf_counter()
             self._decode[level] = self._control.partition(level).decode
@@ -78,7 +79,8 @@ class GpuLanes:
     @contextmanager
     def decoding(self, tpcs: int) -> Iterator[None]:
         stream = self._decode[tpcs]
-        graphs = self._graphs.get(tpcs, self._runner.decode_cuda_graph_runner)
+        captured = self._graphs.get(tpcs)
+        graphs = captured.runner if captured is not None else self._runner.decode_cuda_graph_runner
         with self._in_use(stream, copy=True):
             before = self._runner.decode_cuda_graph_runner
             self._runner.decode_cuda_graph_runner = graphs
@@ -139,6 +141,7 @@ class GpuLanes:
             "concurrent": True,
             "levels": list(self.levels),
             "capture_s": self._capture_s,
+            "graphs": {str(level): {"s": one.seconds, "mib": one.mib} for level, one in self._graphs.items()},
         }
 
 

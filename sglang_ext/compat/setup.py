@@ -76,7 +76,8 @@ def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callabl
     control = chosen.control
     decode = control.reserve(control.levels[0]).decode
     with decode_graphs_on(decode, torch.cuda.Stream(priority=decode.priority)):
-        yield lambda scheduler: GpuLanes(scheduler, control, serial=os.environ.get("CONFLUX_TESTING") == "serial")
+        serial, budget_s = os.environ.get("CONFLUX_TESTING") == "serial", _config(server_args).graph_budget_s
+        yield lambda scheduler: GpuLanes(scheduler, control, budget_s=budget_s, serial=serial)
 
 
 def _one_lane(chosen: Chosen, server_args: Any) -> str | None:
@@ -96,6 +97,8 @@ def _one_lane(chosen: Chosen, server_args: Any) -> str | None:
         return "with --tp-size above 1 both would use one communicator"
     if not backends <= set(ATTENTION_BACKENDS):
         return f"--attention-backend must be {' or '.join(ATTENTION_BACKENDS)} for that"
+    if not _config(server_args).graph_budget_s:
+        return "--conflux-graph-budget-s is 0"
     if server_args.disable_cuda_graph or server_args.disable_decode_cuda_graph:
         return "decode steps without CUDA graphs keep the host too busy"
     return None

@@ -37,6 +37,7 @@ def test_every_option_reaches_the_config(tmp_path):
     config = parse(
         *("--conflux-tbt-slo-ms", "50", "--conflux-ttft-slo-ms", "1e3", "--conflux-mode", "spatial"),
         *("--conflux-fixed-split", "22", "--conflux-max-look-ahead", "4", "--conflux-sm-control", "none"),
+        *("--conflux-graph-budget-s", "7.5"),
         *("--conflux-learner", "tcp://127.0.0.1:7000", "--conflux-explore", "off"),
         *("--conflux-state-dir", str(tmp_path / "s"), "--conflux-record", str(tmp_path / "r.jsonl")),
     )
@@ -46,6 +47,7 @@ def test_every_option_reaches_the_config(tmp_path):
         mode="spatial",
         fixed_split=22,
         max_look_ahead=4,
+        graph_budget_s=7.5,
         sm_control="none",
         learner="tcp://127.0.0.1:7000",
         explore=False,
@@ -85,6 +87,9 @@ def test_config_survives_the_way_to_the_scheduler(tmp_path):
         (("--conflux-mode", "spatial", "--conflux-fixed-split", "2.5"), "got '2.5'"),
         (("--conflux-max-look-ahead", "0"), "--conflux-max-look-ahead must be a whole number from 1 to 64"),
         (("--conflux-max-look-ahead", "999"), "from 1 to 64"),
+        (("--conflux-graph-budget-s", "-1"), "--conflux-graph-budget-s must be a number of seconds from 0 to 3600"),
+        (("--conflux-graph-budget-s", "nan"), "--conflux-graph-budget-s must be"),
+        (("--conflux-graph-budget-s", "soon"), "got 'soon'"),
         (("--conflux-sm-control", "mps"), "--conflux-sm-control must be one of auto, smctrl, green, none"),
         (("--conflux-learner", "localhost:7000"), "--conflux-learner must be on, off, or the address"),
         (("--conflux-learner", "tcp://host:99999"), "--conflux-learner must be"),
