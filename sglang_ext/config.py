@@ -61,8 +61,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("fixed_split", None, "TPCS", "give decode this many TPCs in every spatial iteration (default: decided)"),
     Option("max_look_ahead", None, "K", "most decode steps launched ahead of the host (default: 64 where prefill and "
            "decode run at once, else 8)"),
-    Option("graph_budget_s", 20.0, "S", "seconds of start-up that decode graphs for partitions may take; 0: prefill and "
-           "decode never run at once (default: 20)"),
+    Option("graph_budget_s", 20.0, "S", "seconds of start-up that decode graphs for partitions may take; 0: prefill "
+           "and decode never run at once (default: 20)"),
     Option("sm_control", "auto", "WAY", "auto, smctrl (stream masks), green (green contexts) or none (default: auto)"),
     Option("learner", "on", "on|off|ADDRESS", "learn latencies from live timings, in a process of its own or at a ZMQ "
            "address where `conflux learner` runs (default: on)"),
