@@ -57,11 +57,11 @@ class RecordWriter:
         self._flush_interval_s = flush_interval_s
         self._flush_s = clock()
         self._pending = bytearray()
+        self.failed = self._closed = False
         # Compressing a second's iterations takes as long as one of them: not in the caller's time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="conflux-record")
         self.written = 0
         self.skipped = 0
-        self.failed = self._closed = False
         self._append(header)
         self.flush()
 
@@ -89,6 +89,10 @@ class RecordWriter:
     def flush_soon(self) -> Future[None]:
         """The same in the background."""
         self._flush_s = self._clock()
+        if self._closed:
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
         pending, self._pending = self._pending, bytearray()
         return self._disk.submit(self._put, pending)
 
@@ -98,7 +102,7 @@ class RecordWriter:
         try:
             self._file.write(pending)
             self._file.flush()
-        except OSError as error:
+        except Exception as error:  # nobody looks at what a background write raises
             logger.error("recording to %s ends: %s", self._path, error)
             self.failed = True
             self._release()
@@ -106,8 +110,8 @@ class RecordWriter:
     def close(self) -> None:
         """Write what is pending and close. May be called twice."""
         if not self._closed:
-            self._closed = True
             self.flush()
+            self._closed = True
             self._disk.shutdown()
             self._release()
 

@@ -55,8 +55,9 @@ OPTIONS: tuple[Option, ...] = (
         "mode",
         "auto",
         "MODE",
-        "how prefill and decode share the device: auto weighs mixed batches, whole and cut, by prediction; temporal, "
-        "chunked, spatial and reserved force one; duet is DuetServe's algorithm as published (default: auto)",
+        "how prefill and decode share the device: auto weighs mixed batches, whole and cut, and where the device can "
+        "run both at once windows, by prediction; temporal, chunked, spatial and reserved force one; duet is "
+        "DuetServe's algorithm as published (default: auto)",
     ),
     Option("fixed_split", None, "TPCS", "give decode this many TPCs in every spatial iteration (default: decided)"),
     Option("max_look_ahead", None, "K", "most decode steps launched ahead of the host (default: 64 where prefill and "
@@ -110,14 +111,11 @@ class Config:
                 raise ConfigError(
                     "--conflux-fixed-split needs --conflux-mode spatial, reserved or duet: add one of them"
                 )
-        tbt_slo_ms = positive_ms("--conflux-tbt-slo-ms", value["tbt_slo_ms"])
-        if tbt_slo_ms < MIN_TBT_SLO_MS:
-            raise ConfigError(f"--conflux-tbt-slo-ms must be at least {MIN_TBT_SLO_MS:g}, got {tbt_slo_ms:g}")
         steps = value["max_look_ahead"]
         if steps is not None:
             steps = _integer("--conflux-max-look-ahead", steps, least=1, most=MOST_LOOK_AHEAD)
         return cls(
-            tbt_slo_s=tbt_slo_ms / 1e3,
+            tbt_slo_s=_tbt_slo_s(value["tbt_slo_ms"]),
             ttft_slo_s=positive_ms("--conflux-ttft-slo-ms", value["ttft_slo_ms"]) / 1e3,
             mode=mode,
             fixed_split=split,
@@ -129,6 +127,25 @@ class Config:
             state_dir=_state_dir(value["state_dir"]),
             record=_record(value["record"]),
         )
+
+    def changed(self, given: Mapping[str, Any]) -> Config:
+        """The same with another mode or other targets, by the options' field names; a mode may be its number in MODES.
+
+        Raises ConfigError for a value that is none, or for an option that cannot change while a server runs.
+        """
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            flag = f"--conflux-{name.replace('_', '-')}"
+            if name == "mode":
+                known = isinstance(value, int | float) and not isinstance(value, bool) and value in range(len(MODES))
+                values["mode"] = _choice(flag, MODES[int(value)] if known else value, MODES)
+            elif name == "tbt_slo_ms":
+                values["tbt_slo_s"] = _tbt_slo_s(value)
+            elif name == "ttft_slo_ms":
+                values["ttft_slo_s"] = positive_ms(flag, value) / 1e3
+            else:
+                raise ConfigError(f"{flag} cannot be changed while serving")
+        return dataclasses.replace(self, **values)
 
     @property
     def two_halves(self) -> bool:
@@ -178,6 +195,13 @@ def positive_ms(name: str, value: object, *, text: bool = True) -> float:
         shown = shown if len(shown) <= 40 else shown[:37] + "..."
         raise ConfigError(f"{name} must be a positive number of milliseconds (at most {MAX_SLO_MS:g}), got {shown}")
     return number
+
+
+def _tbt_slo_s(value: object) -> float:
+    tbt_slo_ms = positive_ms("--conflux-tbt-slo-ms", value)
+    if tbt_slo_ms < MIN_TBT_SLO_MS:
+        raise ConfigError(f"--conflux-tbt-slo-ms must be at least {MIN_TBT_SLO_MS:g}, got {tbt_slo_ms:g}")
+    return tbt_slo_ms / 1e3
 
 
 def _seconds(name: str, value: object) -> float:

@@ -13,7 +13,6 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,8 +21,7 @@ from learner.client import ClientStats, LearnerClient
 from learner.latency import LatencyModel
 from learner.record_file import RecordWriter
 from learner.records import Header, Iteration
-from sglang_ext.config import MODES as MODE_SETTINGS
-from sglang_ext.config import RANDOM, Config, ConfigError
+from sglang_ext.config import RANDOM, Config
 from sglang_ext.host_time import HostTime
 from sglang_ext.iteration import Running, streams_of
 from sglang_ext.metrics import Metrics
@@ -141,28 +139,20 @@ class Controller:
         self._idle = True
         self.poll()
 
-    def change(self, given: Mapping[str, Any]) -> None:
-        """Serve on with another mode or other targets, by the options' field names.
-
-        A mode may also be its number in :data:`sglang_ext.config.MODES`. Raises ConfigError, having changed nothing.
-        """
-        unknown = set(given) - {"mode", "tbt_slo_ms", "ttft_slo_ms"}
-        if unknown:
-            raise ConfigError(f"--conflux-{min(unknown).replace('_', '-')} cannot be changed while serving")
-        values = dict(given)
-        number = values.get("mode")
-        if isinstance(number, int | float) and number in range(len(MODE_SETTINGS)):
-            values["mode"] = MODE_SETTINGS[int(number)]
-        asked = Config.parse(values)
-        changed = {name.replace("_ms", "_s") for name in given}
-        self.config = dataclasses.replace(self.config, **{name: getattr(asked, name) for name in changed})
-        self.settings = dataclasses.replace(self.settings, mode=self.config.mode)
+    def change(self, config: Config) -> None:
+        """Serve on with ``config``, which :meth:`sglang_ext.config.Config.changed` made of the one so far."""
+        self.config = config
+        self.settings = dataclasses.replace(self.settings, mode=config.mode)
         self._explorer = _explorer(self.settings)
-        logger.info("conflux: changed while serving: %s", ", ".join(f"{k} = {v}" for k, v in sorted(values.items())))
+        ways = "mode %s, TBT target %g ms, TTFT target %g ms"
+        logger.info("conflux: from now on " + ways, config.mode, 1e3 * config.tbt_slo_s, 1e3 * config.ttft_slo_s)
+        if config.two_halves and not self.settings.concurrent:
+            logger.warning("conflux: prefill and decode do not run at once on this server, whatever the mode")
 
     def one_after_the_other(self) -> None:
         """The device runs no two halves at once any more."""
-        self.settings = dataclasses.replace(self.settings, concurrent=False)
+        steps = self.config.look_ahead(concurrent=False)
+        self.settings = dataclasses.replace(self.settings, concurrent=False, max_look_ahead=steps)
 
     def fell_back(self, reason: str) -> None:
         """Count that something could not run as decided; say each reason once in the log."""

@@ -7,6 +7,10 @@ from typing import NamedTuple
 _WEIGHT = 0.1
 # A device that is idle for longer between two batches that are launched ahead has waited for the host.
 _HOST_BOUND_S = 0.5e-3
+# A longer time between two iterations is a pause (a weight update, say), and nobody's overhead.
+_PAUSE_S = 0.1
+# What is not seen for a while is forgotten: a mode that looked too slow once is tried again.
+_KEPT = 0.999
 
 
 class Overheads(NamedTuple):
@@ -38,12 +42,16 @@ class HostTime:
         exposed_s = 0.0
         if not after_idle and self._last_end_s is not None:
             exposed_s = max(start_s - self._last_end_s, 0.0)
-            if self._after_window:
+            if exposed_s > _PAUSE_S:
+                pass
+            elif self._after_window:
                 self.after_window_s += _WEIGHT * (exposed_s - self.after_window_s)
             elif window:
                 self.drained_s += _WEIGHT * (exposed_s - self.drained_s)
             else:
                 self._between_batches(exposed_s, mixed)
+        if not window and not self._after_window:
+            self.drained_s, self.after_window_s = _KEPT * self.drained_s, _KEPT * self.after_window_s
         self._last_end_s, self._after_window = end_s, window
         self._last_mixed_s = end_s - start_s if mixed else None
         return exposed_s

@@ -53,8 +53,11 @@ def streams_of(iteration: Running) -> list[StreamRecord]:
     terms = [model.terms(*_rows(half, steps), half.logits_rows, half.tpcs) for half in halves]
     streams = []
     for index, half in enumerate(halves):
-        beside = terms[1 - index] if iteration.concurrent and len(halves) == 2 else None
-        prediction = model.predict(terms[index], beside)
+        beside = share = None
+        if iteration.concurrent and len(halves) == 2:
+            beside = terms[1 - index]
+            share = _shares(half.spans, halves[1 - index].spans, steps)
+        prediction = model.predict(terms[index], beside, share)
         own = slice(len(half.spans))
         streams.append(
             StreamRecord(
@@ -72,6 +75,15 @@ def streams_of(iteration: Running) -> list[StreamRecord]:
             )
         )
     return streams
+
+
+def _shares(spans: list[Span], others: list[Span], steps: int) -> np.ndarray:
+    """During how much of each span the other stream ran, [steps]."""
+    shares = np.ones(steps)
+    for index, span in enumerate(spans):
+        both_s = sum(max(min(span.end_s, o.end_s) - max(span.start_s, o.start_s), 0.0) for o in others)
+        shares[index] = min(both_s / max(span.end_s - span.start_s, 1e-9), 1.0)
+    return shares
 
 
 def _rows(half: Half, steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -71,14 +71,14 @@ class RandomLane(OneLane):
     failing = (2, 5)
     """Which windows' prefills cannot be launched."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, fails: bool = True) -> None:
         super().__init__("random")
         self._random = random.Random(seed)
-        self._prefills = 0
+        self._prefills, self._failing = 0, self.failing if fails else ()
 
     def prefilling(self, tpcs: int) -> AbstractContextManager[None]:
         self._prefills += 1
-        if self._prefills in self.failing:
+        if self._prefills in self._failing:
             raise RuntimeError("no prefill here: a test")
         return nullcontext()
 

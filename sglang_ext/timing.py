@@ -36,6 +36,9 @@ class Span:
 class Clock(Protocol):
     def start(self) -> Span: ...
     def stop(self, span: Span) -> None: ...
+    def drop(self, span: Span) -> None:
+        """Forget a forward that failed while it was launched."""
+
     def poll(self) -> None:
         """Fill in the spans whose forwards have ended."""
 
@@ -51,6 +54,9 @@ class WallClock:
     def stop(self, span: Span) -> None:
         span.end_s = time.perf_counter()
         span.launch_s = span.end_s - span.start_s
+
+    def drop(self, span: Span) -> None:
+        pass
 
     def poll(self) -> None:
         pass
@@ -82,6 +88,9 @@ class EventClock:
     def stop(self, span: Span) -> None:
         span._end.record()
         span.launch_s += time.perf_counter()
+
+    def drop(self, span: Span) -> None:
+        self._open = deque(entry for entry in self._open if entry[0] is not span)
 
     def poll(self) -> None:
         while self._open and self._open[0][0]._end.query():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# What forwards may still need when graphs have been captured.
+_LEAST_FREE_BYTES = 2 << 30
 # Batch sizes to capture for a partition; a batch between two is padded, as in stock.
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 # Backends whose state is not shared between instances, so that a decode and a prefill can be in flight at once.
@@ -62,9 +65,20 @@ class GpuLanes:
             if time.perf_counter() - begin_s + taken_s > budget_s:
                 break
             one_s = time.perf_counter()
-            self._decode[level] = self._control.partition(level).decode
-            self._graphs[level] = capture_level(self._runner, self._decode[level], sizes, level)
+            stream = self._control.partition(level).decode
+            try:
+                captured = capture_level(self._runner, stream, sizes, level)
+            except (RuntimeError, torch.OutOfMemoryError) as error:
+                # Stock starts here, so conflux does: with the levels that there is room for.
+                logger.warning("conflux: no decode graphs on %d TPCs, nor on further levels: %s", level, error)
+                traceback.clear_frames(error.__traceback__)
+                torch.cuda.empty_cache()
+                break
+            self._decode[level], self._graphs[level] = stream, captured
             taken_s = time.perf_counter() - one_s
+            if torch.cuda.mem_get_info()[0] < _LEAST_FREE_BYTES + captured.mib * 2**20:
+                logger.info("conflux: the GPU has no memory for decode graphs on more levels")
+                break
         self._capture_s = round(time.perf_counter() - begin_s, 1)
 
     @contextmanager

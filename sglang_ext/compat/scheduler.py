@@ -80,7 +80,11 @@ class ConfluxScheduler(Scheduler):
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             span = self._span.last = clock.start()
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                clock.drop(span)
+                raise
             clock.stop(span)
             return result
 
@@ -246,14 +250,17 @@ class ConfluxScheduler(Scheduler):
         own = raw_values(recv_req.server_args)
         rest = {name: value for name, value in recv_req.server_args.items() if not name.startswith("conflux_")}
         try:
-            if own:
-                self.controller.change(own)
+            config = self.controller.config.changed(own)
         except ConfigError as error:
             logger.warning("conflux: %s", error)
             return SetInternalStateReqOutput(updated=False)
-        if not rest:
-            return SetInternalStateReqOutput(updated=True)
-        return super().set_internal_state(SetInternalStateReq(server_args=rest))
+        if rest:
+            output = super().set_internal_state(SetInternalStateReq(server_args=rest))
+            if not output.updated:
+                return output
+        if own:
+            self.controller.change(config)
+        return SetInternalStateReqOutput(updated=True)
 
     def release_host_resources(self) -> None:
         self.controller.close()

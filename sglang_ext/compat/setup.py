@@ -68,7 +68,7 @@ def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callabl
     obstacle = _one_lane(chosen, server_args)
     if obstacle is not None:
         random = _config(server_args).mode == RANDOM
-        yield lambda scheduler: RandomLane(seed=scheduler.ps.tp_rank) if random else OneLane(obstacle)
+        yield lambda scheduler: _random_lane(scheduler) if random else OneLane(obstacle)
         return
     # An eager prefill would else be copied into buffers that the decode graphs read.
     os.environ["SGLANG_EAGER_INPUT_NO_COPY"] = "1"
@@ -78,6 +78,11 @@ def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callabl
     with decode_graphs_on(decode, torch.cuda.Stream(priority=decode.priority)):
         serial, budget_s = os.environ.get("CONFLUX_TESTING") == "serial", _config(server_args).graph_budget_s
         yield lambda scheduler: GpuLanes(scheduler, control, budget_s=budget_s, serial=serial)
+
+
+def _random_lane(scheduler: Scheduler) -> RandomLane:
+    # One of several ranks may not go on alone after an error.
+    return RandomLane(seed=scheduler.ps.tp_rank, fails=scheduler.ps.tp_size == 1)
 
 
 def _one_lane(chosen: Chosen, server_args: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -114,14 +115,17 @@ class Windows:
     def _failed(self, error: BaseException) -> None:
         """One half could not be launched. Serving goes on; after a few such errors without concurrent windows."""
         scheduler = self._scheduler
+        if scheduler.ps.tp_size > 1:
+            raise error  # the other ranks wait in collectives that nobody would join
         self.errors += 1
         if self.errors == 1:
-            logger.error("conflux: a window's forward could not be launched; it is run again alone", exc_info=error)
+            logger.error("conflux: a window's forward could not be launched; serving goes on", exc_info=error)
         scheduler.controller.fell_back("window_error")
         if scheduler.device == "cuda":
             torch.cuda.synchronize()
-            if isinstance(error, torch.OutOfMemoryError):
-                torch.cuda.empty_cache()
+            # The frames of what failed hold its tensors.
+            traceback.clear_frames(error.__traceback__)
+            torch.cuda.empty_cache()
         if self.errors == _MOST_ERRORS:
             logger.error("conflux: after %d such errors prefill and decode run one after the other", self.errors)
             scheduler.lanes = OneLane(f"{self.errors} windows failed")
@@ -142,7 +146,8 @@ class Windows:
                 wait([launched])
             # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is. All ranks
             # launch as many.
-            if agree(scheduler, lambda: launched.done() and not lanes.serial and lanes.prefill_runs()):
+            rolls = lanes.may_outlast and not lanes.serial
+            if rolls and agree(scheduler, lambda: launched.done() and lanes.prefill_runs()):
                 wait([launched])
                 window.top_up(QUEUED)
             if not window.pending:

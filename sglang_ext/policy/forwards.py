@@ -48,9 +48,8 @@ class Windows(NamedTuple):
     next_upper_s: float
     """The bound on the next iteration's decode step if that runs nothing else, which it always can."""
     details: Callable[[], tuple[FloatArray, FloatArray]]
-    """Of each size: prefill budget, the tokens that it buys, and 1 if a prompt ends in it, which makes a first token
-    [3, p]; mean, bound and roofline of one step of each window, then of the prefills [3, 2 · w]. To be asked for, if
-    at all, before anything else is predicted."""
+    """Of each size: prefill budget and the tokens that it buys [2, p]; mean, bound and roofline of one step of each
+    window, then of the prefills [3, 2 · w]. To be asked for, if at all, before anything else is predicted."""
 
 
 class Forwards:
@@ -82,13 +81,13 @@ class Forwards:
         prefills_s, times = (None, times) if layout.concurrent else (times[:, :p], times[:, p:])
 
         def details() -> tuple[FloatArray, FloatArray]:
-            of_sizes = (sizes, [offer.tokens(size) for size in sizes], [offer.prompts(size) > 0 for size in sizes])
+            of_sizes = sizes, [offer.tokens(size) for size in sizes]
             if prefills_s is None:
                 halves_s = self._outlook.beside()
             else:
                 steps_s = times[:, :1].repeat(p * n, axis=1)
                 halves_s = np.concatenate((steps_s, prefills_s.repeat(n, axis=1)), axis=1)
-            return np.fromiter(chain(*of_sizes), np.float64, 3 * p).reshape(3, p), halves_s
+            return np.fromiter(chain(*of_sizes), np.float64, 2 * p).reshape(2, p), halves_s
 
         windows = Windows(layout, float(times[1, 0]), float(times[1, 1]), details)
         return Batches(budgets, *times[:, 2 : len(budgets) + 2].tolist()), windows

@@ -25,9 +25,7 @@ def window_gaps(
     step_s: FloatArray,
     step_upper_s: FloatArray,
     steps: FloatArray,
-    prefill_s: FloatArray,
     prefill_upper_s: FloatArray,
-    begins: FloatArray,
     most_steps: int,
     waited_s: float,
     next_s: float,
@@ -37,26 +35,20 @@ def window_gaps(
     """Gaps of windows of k decode steps beside one prefill: fills ``largest_s``, the largest gap between two tokens,
     and ``left_s``, how long a request's last token will have waited when the window ends. Arrays are of any one shape.
 
-    Given are mean and bound of one step, k, and mean and bound of the prefill; ``waited_s``, how long the decodes will
-    have waited before the first step; and ``next_s``, how long after the window a decode step alone, which the next
+    Given are mean and bound of one step, k, and the bound of the prefill; ``waited_s``, how long the decodes will have
+    waited before the first step; and ``next_s``, how long after the window a decode step alone, which the next
     iteration can always run, will have ended. While the prefill runs on after the k steps decode goes on beside it, up
     to :func:`reach` steps.
 
     Three gaps can be the largest: to the first step (the wait so far, t_d); between two steps (t_d, smaller than the
     first); and across the window's end: what is left, and the next step. What is left is the rest of a prefill, at its
-    bound, that outlasts all steps, at their mean: quicker decodes wait longer. Where ``begins`` is 1, else 0, the
-    prefill makes first tokens; they wait for the rest of the k steps or for those that are queued, at their bound. The
-    steps are alike, as in the article: what a few more tokens of context add is far below the bound's margin.
+    bound, that outlasts all steps, at their mean: quicker decodes wait longer. The first tokens that the prefill makes
+    go out when the window has closed, so they wait for nothing. The steps are alike, as in the article: what a few more
+    tokens of context add is far below the bound's margin.
     """
     reach(steps, most_steps, left_s)
     multiply(left_s, step_s, left_s)
     subtract(prefill_upper_s, left_s, left_s)
-    # largest_s is free until the end.
-    multiply(steps, step_upper_s, largest_s)
-    subtract(largest_s, prefill_s, largest_s)
-    maximum(largest_s, QUEUED * step_upper_s, out=largest_s)
-    multiply(largest_s, begins, largest_s)
-    maximum(left_s, largest_s, out=left_s)
     maximum(left_s, 0.0, out=left_s)
     _largest(step_upper_s, waited_s, next_s, largest_s, left_s)
 

@@ -49,8 +49,8 @@ class WindowRoom:
 
         size_of, window = np.tile(np.arange(sizes).repeat(n), k), np.tile(np.arange(w), k)
         self._size, self._half = size_of, np.concatenate([window, w + window])
-        self._sizes, self._halves_s = np.empty((3, size)), np.empty((3, 2 * size))
-        self._budgets, self.tokens, self.begins = self._sizes
+        self._sizes, self._halves_s = np.empty((2, size)), np.empty((3, 2 * size))
+        self._budgets, self.tokens = self._sizes
         self.step_s, self.step_upper_s, _ = step_s = self._halves_s[:, :size]
         self.prefill_s, self.prefill_upper_s, _ = prefill_s = self._halves_s[:, size:]
         self.of_window = self.step_s[:w], self.prefill_s[:w]
@@ -63,7 +63,7 @@ class WindowRoom:
         """Of gaps that are the same but for rounding, the first is the best: that with the larger prefill."""
 
     def fill(self, sizes: FloatArray, halves_s: FloatArray) -> None:
-        """Take in each size's budget, tokens and whether a prompt ends [3, sizes], and the halves' times [3, 2 · w]."""
+        """Take in each size's budget and tokens [2, sizes], and the halves' times [3, 2 · w]."""
         sizes.take(self._size, axis=1, out=self._sizes, mode="clip")
         halves_s.take(self._half, axis=1, out=self._halves_s, mode="clip")
         self.budgets[...] = self._budgets

@@ -77,8 +77,8 @@ class Situation:
     ``host_period_s``, however little there is for the device to do.
 
     ``waited_s`` is how long the decodes' last tokens will have waited when this iteration starts, beyond that overhead:
-    what was left of the previous window after its last decode step or first tokens (:attr:`Decision.left_s`, or as
-    measured), 0 after any other iteration.
+    what was left of the previous window after its last decode step (:attr:`Decision.left_s`, or as measured), 0 after
+    any other iteration.
     """
 
     decode_context: IntArray
@@ -124,7 +124,7 @@ class Plan(NamedTuple):
     the time between two tokens of a running request, with overheads and, for a window, the wait for the next
     iteration's token. ``tokens_per_s`` is the objective: tokens of both phases per second of predicted time.
     ``feasible`` (0 or 1): the constraint holds. ``left_s`` bounds how long a request's last token has waited when the
-    iteration ends: what is left of a window after its last decode step, or after its first tokens.
+    iteration ends: what is left of a window after its last decode step.
     """
 
     mode: float

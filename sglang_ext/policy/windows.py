@@ -38,8 +38,8 @@ def weigh(windows: Windows, situation: Situation, room: WindowRoom, most_steps: 
     concurrent, waits_s = windows.layout.concurrent, (before_s + situation.waited_s, after_s + windows.next_upper_s)
     room.last(concurrent)
     if concurrent:
-        halves_s = room.step_s, room.step_upper_s, room.steps, room.prefill_s, room.prefill_upper_s
-        window_gaps(*halves_s, room.begins, most_steps, *waits_s, room.gap_s, room.left_s)
+        halves_s = room.step_s, room.step_upper_s, room.steps, room.prefill_upper_s
+        window_gaps(*halves_s, most_steps, *waits_s, room.gap_s, room.left_s)
     else:
         turn_gaps(room.step_upper_s, room.prefill_upper_s, *waits_s, room.gap_s, room.left_s)
     multiply(room.steps, len(situation.decode_context), room.rate)

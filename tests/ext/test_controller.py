@@ -104,9 +104,9 @@ def test_an_iteration_is_finished_when_its_times_are_known():
 
 def test_host_overhead_is_the_gap_between_forwards_unless_idle():
     controller = make()
-    for start in (1.0, 1.3):
+    for start in (1.0, 1.13):
         run(controller, Half("decode", 1, [1], [9], 1, [span(start, start + 0.1)]))
-    assert controller.host_time.overhead_s == pytest.approx(0.1 * 0.2)
+    assert controller.host_time.overhead_s == pytest.approx(0.1 * 0.03)
     before = controller.host_time.overhead_s
     controller.idle()
     run(controller, Half("decode", 1, [1], [9], 1, [span(50.0, 50.1)]))
@@ -146,15 +146,32 @@ def test_a_device_that_waits_between_mixed_batches_has_a_slow_host_if_it_is_laun
 
 def test_mode_and_targets_change_while_serving():
     controller = make()
-    controller.change({"mode": 3, "tbt_slo_ms": 40})
+    controller.change(controller.config.changed({"mode": 3, "tbt_slo_ms": 40}))
     assert (controller.settings.mode, controller.state()["mode"]) == ("spatial", "spatial")
     assert (controller.config.tbt_slo_s, controller.config.ttft_slo_s) == (0.04, 2.0)
-    controller.change({"mode": "auto"})
+    controller.change(controller.config.changed({"mode": "auto"}))
     assert (controller.settings.mode, controller.config.tbt_slo_s) == ("auto", 0.04)
     for wrong in ({"mode": 6}, {"mode": "fast"}, {"tbt_slo_ms": -1, "mode": 1}, {"learner": 0}, {"mode": 0.5}):
         with pytest.raises(ConfigError):
-            controller.change(wrong)
-    assert (controller.settings.mode, controller.config.tbt_slo_s) == ("auto", 0.04)
+            controller.config.changed(wrong)
+
+
+def test_after_errors_windows_run_in_turn_with_the_look_ahead_of_that():
+    controller = make()
+    controller.settings = dataclasses.replace(controller.settings, concurrent=True, max_look_ahead=64)
+    controller.one_after_the_other()
+    assert (controller.settings.concurrent, controller.settings.max_look_ahead) == (False, 8)
+
+
+def test_a_pause_is_no_overhead_and_what_windows_cost_fades():
+    controller = make(launches_ahead=True)
+    run(controller, mixed(1.0, 1.1))
+    run(controller, mixed(6.1, 6.2))
+    assert controller.host_time.overheads(False) == (0.0, 0.0, 0.0, 0.0)
+    controller.host_time.after_window_s = 0.04
+    for number in range(1000):
+        run(controller, mixed(7.0 + number, 8.0 + number))
+    assert 0.0 < controller.host_time.after_window_s < 0.02
 
 
 class Client:

@@ -9,6 +9,7 @@ import pytest
 
 windows = pytest.importorskip("sglang_ext.compat.windows")
 
+from sglang_ext import timing  # noqa: E402
 from sglang_ext.lanes import OneLane  # noqa: E402
 
 
@@ -18,7 +19,8 @@ def test_after_three_errors_no_window_is_concurrent(caplog: pytest.LogCaptureFix
         fell_back=counted.append, one_after_the_other=lambda: counted.append("one after the other")
     )
     lanes = object()
-    scheduler = types.SimpleNamespace(device="cpu", controller=controller, lanes=lanes)
+    one_rank = types.SimpleNamespace(tp_size=1)
+    scheduler = types.SimpleNamespace(device="cpu", controller=controller, lanes=lanes, ps=one_rank)
     made = windows.Windows.__new__(windows.Windows)
     made._scheduler, made.errors = scheduler, 0
     with caplog.at_level(logging.ERROR):
@@ -30,5 +32,48 @@ def test_after_three_errors_no_window_is_concurrent(caplog: pytest.LogCaptureFix
     assert scheduler.lanes.state() == {"concurrent": False, "reason": "3 windows failed"}
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
-    assert "run again alone" in said[0]
+    assert "could not be launched" in said[0]
     assert "one after the other" in said[1]
+
+
+def test_one_of_several_ranks_does_not_go_on_alone() -> None:
+    made = windows.Windows.__new__(windows.Windows)
+    made._scheduler = types.SimpleNamespace(ps=types.SimpleNamespace(tp_size=2))
+    with pytest.raises(RuntimeError, match="out of luck"):
+        made._failed(RuntimeError("out of luck"))
+
+
+class Event:
+    """A CUDA event as PyTorch's are: one that was never recorded counts as passed, but has no time."""
+
+    clock_s = 0.0
+
+    def __init__(self, enable_timing: bool = True) -> None:
+        self.at_s: float | None = None
+
+    def record(self) -> None:
+        Event.clock_s += 0.001
+        self.at_s = Event.clock_s
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        if self.at_s is None or other.at_s is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time")
+        return 1e3 * (other.at_s - self.at_s)
+
+
+def test_a_forward_that_failed_leaves_no_time_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    clock = timing.EventClock()
+    good, failed, later = clock.start(), clock.start(), None
+    clock.stop(good)
+    clock.drop(failed)
+    later = clock.start()
+    clock.stop(later)
+    clock.poll()
+    assert good.known
+    assert later.known
+    assert not failed.known
+    assert later.end_s - later.start_s == pytest.approx(0.001)

@@ -73,7 +73,7 @@ def halves(s: Situation, model, budget, decode_tpcs, prefill_tpcs, concurrent):
 
 
 def window(s: Situation, model, mode, budget, decode_tpcs, prefill_tpcs, k, most_steps, concurrent) -> Plan:
-    new, ended, (t_d, u_d), (t_p, u_p) = halves(s, model, budget, decode_tpcs, prefill_tpcs, concurrent)
+    new, _, (t_d, u_d), (t_p, u_p) = halves(s, model, budget, decode_tpcs, prefill_tpcs, concurrent)
     # The next iteration's decode step, with all prompts that could have ended.
     whole = admit(s.prefill_new.tolist(), largest_budget(s), s.page_size)
     joined = [n + c for n, c, q in zip(s.prefill_new, s.prefill_cached, whole, strict=True) if q == n]
@@ -84,7 +84,7 @@ def window(s: Situation, model, mode, budget, decode_tpcs, prefill_tpcs, k, most
         predicted, upper = max(k * t_d, t_p), max(k * u_d, u_p)
         # Decode goes on beside a prefill that outlasts its k steps, and what is queued runs when it ends.
         most = min(2 * k + 2, most_steps)
-        waits = [u_p - most * t_d, max(k * u_d - t_p, 2 * u_d) if ended else 0.0, 0.0]
+        waits = [u_p - most * t_d, 0.0]
     else:
         predicted, upper = k * t_d + t_p, k * u_d + u_p
         waits = [u_p]

@@ -128,7 +128,8 @@ class Simulator:
         for request, q in zip(waiting, taken, strict=True):
             request.prefilled += q
         for request in started:
-            self.token(request, prefill_end, True)
+            # A window's first tokens go out when it has closed.
+            self.token(request, end_s, True)
         self.clock_s = end_s
         return started
 

@@ -15,33 +15,25 @@ from tests.policy import reference
 from tests.policy.analytic import Analytic, models, situations
 
 
-def gaps(decode_s, decode_upper_s, prefill_s, prefill_upper_s, k, *, begins=0, following=0, waited=0, most=64):
+def gaps(decode_s, decode_upper_s, prefill_upper_s, k, *, following=0, waited=0, most=64):
     largest_s, left_s = np.empty(1), np.empty(1)
-    arrays = [np.array([float(each)]) for each in (decode_s, decode_upper_s, k, prefill_s, prefill_upper_s, begins)]
+    arrays = [np.array([float(each)]) for each in (decode_s, decode_upper_s, k, prefill_upper_s)]
     window_gaps(*arrays, most, waited, following, largest_s, left_s)
     return largest_s.item(), left_s.item()
 
 
 def test_decode_goes_on_beside_a_prefill_that_outlasts_its_steps() -> None:
     """k = 8 steps of 18 ms end at 144 ms, the prefill at 228 ms: there is room for five more."""
-    parts = (0.018, 0.018, 0.228, 0.228)
+    parts = (0.018, 0.018, 0.228)
     assert gaps(*parts, 8, following=0.008) == pytest.approx((0.018, 0.0))
 
 
 def test_the_end_of_a_window_without_room_counts_what_is_left_of_the_prefill() -> None:
     """The next token comes 8 ms after the prefill has ended, 84 ms after the last of eight steps."""
-    parts = (0.018, 0.018, 0.228, 0.228)
+    parts = (0.018, 0.018, 0.228)
     assert gaps(*parts, 8, following=0.008, most=8) == pytest.approx((0.092, 0.084))
     # Spare steps are as many as those planned, and those that are kept queued.
     assert gaps(*parts, 5, following=0.008)[1] == pytest.approx(0.228 - 12 * 0.018)
-
-
-def test_first_tokens_wait_for_the_rest_of_the_steps() -> None:
-    parts = (0.02, 0.03, 0.05, 0.06)
-    assert gaps(*parts, 4, begins=False) == pytest.approx((0.03, 0.0))
-    assert gaps(*parts, 4, begins=True, following=0.01) == pytest.approx((0.08, 0.07))
-    # Where the steps end first, for those that are queued.
-    assert gaps(*parts, 1, begins=True, following=0.01) == pytest.approx((0.07, 0.06))
 
 
 def test_halves_in_turn_leave_the_whole_prefill() -> None:
@@ -51,7 +43,7 @@ def test_halves_in_turn_leave_the_whole_prefill() -> None:
 
 
 def test_what_the_decodes_have_waited_already_counts_for_the_first_step() -> None:
-    assert gaps(0.02, 0.03, 0.05, 0.06, 3, waited=0.042)[0] == pytest.approx(0.072)
+    assert gaps(0.02, 0.03, 0.06, 3, waited=0.042)[0] == pytest.approx(0.072)
 
 
 def test_spatial_parts_are_disjoint_and_reserved_ones_keep_prefill_off() -> None:

@@ -50,19 +50,6 @@ def test_server_info_shows_live_state(server):
     assert after["pool"]["total_slots"] == 20_000
 
 
-def test_mode_and_targets_change_while_serving(server):
-    def change(**values) -> bool:
-        return requests.post(f"{server.url}/set_internal_state", json={"server_args": values}, timeout=30).json()[0]
-
-    assert change(conflux_mode=2, conflux_tbt_slo_ms=70)
-    assert (state(server)["mode"], state(server)["tbt_slo_ms"]) == ("chunked", pytest.approx(70))
-    assert not change(conflux_mode=9)
-    assert not change(conflux_record=1)
-    workload.run(server, workload.requests(4, seed=8))
-    assert change(conflux_mode=0, conflux_tbt_slo_ms=50)
-    assert state(server)["mode"] == "auto"
-
-
 def test_decisions_are_made_with_what_was_learnt(server, record_file):
     def learnt() -> bool:
         workload.run(server, workload.requests(16, seed=6))
@@ -175,3 +162,16 @@ def test_health_and_errors_are_sglangs(server):
     assert server.http.get(f"{server.url}/health", timeout=30).status_code == 200
     answer = requests.post(f"{server.url}/generate", json={"input_ids": [5] * 9000}, timeout=30)
     assert answer.status_code == 400
+
+
+def test_mode_and_targets_change_while_serving(server):
+    def change(**values) -> bool:
+        return requests.post(f"{server.url}/set_internal_state", json={"server_args": values}, timeout=30).json()[0]
+
+    assert change(conflux_mode=2, conflux_tbt_slo_ms=70)
+    assert (state(server)["mode"], state(server)["tbt_slo_ms"]) == ("chunked", pytest.approx(70))
+    assert not change(conflux_mode=9)
+    assert not change(conflux_record=1)
+    workload.run(server, workload.requests(4, seed=8))
+    assert change(conflux_mode=0, conflux_tbt_slo_ms=50)
+    assert state(server)["mode"] == "auto"

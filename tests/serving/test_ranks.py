@@ -32,4 +32,4 @@ def test_two_ranks_serve_what_stocks_one_does(stock, tmp_path):
         assert server.process.wait(60) is not None
         _, left = psutil.wait_procs(family, timeout=10)
         assert not left
-        assert server.log_text().count("Traceback") == 2  # each rank says once that a window failed
+        assert "Traceback" not in server.log_text()
