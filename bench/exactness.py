@@ -56,7 +56,7 @@ MODES = ("auto", *WINDOWS, "duet", "temporal", "chunked")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="JSON file; what has passed there is left out")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file; modes that passed there are left out")
     parser.add_argument("--parts", nargs="*", choices=("compare", "isolated"), default=["compare", "isolated"])
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--model", type=Path, help="folder of a trained model (default: SmolLM2-135M)")
@@ -65,6 +65,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "exactness")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
     given = parser.parse_args()
+    given.output.parent.mkdir(parents=True, exist_ok=True)
     given.logs.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
     model = given.model or demo_model()
@@ -84,7 +85,7 @@ def main() -> int:
         # One server for all modes of one kind.
         for serial in (False, True):
             modes = [mode for mode in given.modes if mode.endswith("-serial") == serial]
-            modes = [mode for mode in modes if mode not in report.get("modes", {})]
+            modes = [mode for mode in modes if not report.get("modes", {}).get(mode, {}).get("passed")]
             if not modes:
                 continue
             env = os.environ | ({"CONFLUX_TESTING": "serial"} if serial else {})
@@ -94,7 +95,11 @@ def main() -> int:
                 for mode in modes:
                     set_mode(server.url, mode.removesuffix("-serial"), given.tbt_slo_ms)
                     rounds = given.rounds if mode in WINDOWS else 0
-                    result = examine(work, stock.url, server.url, expected, alone, rounds)
+                    try:
+                        result = examine(work, stock.url, server.url, expected, alone, rounds)
+                        result["passed"] &= exercised(mode, result["state"])
+                    except (ServerError, OSError) as error:
+                        result = {"passed": False, "error": str(error), "log": server.log_tail()}
                     print(mode, json.dumps(result), flush=True)
                     failed |= not result["passed"]
                     report.setdefault("modes", {})[mode] = result
@@ -106,6 +111,7 @@ def main() -> int:
 def examine(work: Work, stock: str, conflux: str, expected: Answers, alone: Answers, rounds: int) -> dict[str, Any]:
     """What one mode's server says, beside what stock said."""
     result: dict[str, Any] = {"passed": True}
+    before = conflux_state(conflux)["decisions"]
     if expected:
         result["compare"] = judge(work, stock, expected, work.ask(conflux))
         result["passed"] &= result["compare"]["ties"] == result["compare"]["different"]
@@ -113,8 +119,16 @@ def examine(work: Work, stock: str, conflux: str, expected: Answers, alone: Answ
         result["isolated"] = [same(alone, work.ask_together(conflux, beside=True)) for _ in range(rounds)]
         result["passed"] &= all(one["identical"] == one["requests"] for one in result["isolated"])
     state = conflux_state(conflux)
-    result["state"] = {key: state.get(key) for key in ("decisions", "fallbacks", "windows", "lanes", "pool")}
+    result["state"] = {key: state.get(key) for key in ("fallbacks", "lanes", "pool")}
+    result["state"]["decisions"] = {
+        mode: count - before.get(mode, 0) for mode, count in state["decisions"].items() if count > before.get(mode, 0)
+    }
     return result
+
+
+def exercised(mode: str, state: dict[str, Any]) -> bool:
+    """Whether a mode that is to run windows at once did."""
+    return mode not in WINDOWS or (state["lanes"]["concurrent"] and state["decisions"].get(mode.split("-")[0], 0) > 0)
 
 
 Answers = list[list[int]]

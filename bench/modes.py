@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import bisect
 import itertools
 import json
 import random
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=440.0, help="end after about so many seconds")
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "modes")
     given = parser.parse_args()
+    given.output.parent.mkdir(parents=True, exist_ok=True)
     begin_s = time.monotonic()
     report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {"cells": []}
     grid = itertools.product(given.batches, given.contexts, given.targets)
@@ -69,9 +71,12 @@ def main() -> int:
             if time.monotonic() - begin_s > given.until:
                 print("run again to go on")
                 return 3
-            for cell in asyncio.run(_measure(server.url, batch, context, target, left, given)):
+            for prefill in left:
+                cell = asyncio.run(_measure(server.url, Cell(batch, context, prefill, target), given))
                 report["cells"].append(cell)
                 print(json.dumps(cell), flush=True)
+                if not settle(server.url):
+                    raise ServerError("requests that were cut off are still running")
             report |= {"machine": machine_facts(), "model": f"{given.model}'s shape, random weights"}
             report |= {
                 "command": "python -m bench.modes",
@@ -79,39 +84,32 @@ def main() -> int:
                 **verdict(report["cells"]),
             }
             given.output.write_text(json.dumps(report, indent=1) + "\n")
-            settle(server.url)
     print(json.dumps(verdict(report["cells"])))
     return 0
 
 
-async def _measure(
-    url: str, batch: int, context: int, target: float, prefills: list[int], given: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """The cells of one decode batch."""
+async def _measure(url: str, cell: Cell, given: argparse.Namespace) -> dict[str, Any]:
+    """One cell, with decodes of its own: their contexts grow from trial to trial."""
     import aiohttp
 
-    rng, ids = random.Random(f"{batch}:{context}"), range(256, SHAPES[given.model]["vocab_size"])
-    params = {"tbt_slo_ms": target}
+    rng, ids = random.Random(str(cell)), range(256, SHAPES[given.model]["vocab_size"])
+    params = {"tbt_slo_ms": cell.tbt_slo_ms}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        decodes = [Stream(session, url, rng.choices(ids, k=context), ENDLESS, params) for _ in range(batch)]
+        decodes = [Stream(session, url, rng.choices(ids, k=cell.context), ENDLESS, params) for _ in range(cell.batch)]
         tasks = [asyncio.create_task(decode.run()) for decode in decodes]
         try:
             while not all(len(decode.event_s) > 4 for decode in decodes):
                 if any(task.done() for task in tasks):
                     raise ServerError("a decode ended before the trials: see the server's log")
                 await asyncio.sleep(0.05)
-            cells = []
-            for prefill in prefills:
-                trials: dict[str, list[tuple[float, float]]] = {mode: [] for mode in (*FORCED, "auto")}
-                for trial in range(WARM_UP_TRIALS + given.trials):
-                    for mode in trials:
-                        await asyncio.to_thread(set_mode, url, mode, target)
-                        own = random.Random(f"{target}:{prefill}:{trial}:{mode}").choices(ids, k=prefill)
-                        measured = await _trial(session, url, decodes, own, params)
-                        if trial >= WARM_UP_TRIALS:
-                            trials[mode].append(measured)
-                cells.append(_cell(Cell(batch, context, prefill, target), trials))
-            return cells
+            trials: dict[str, list[tuple[float, float]]] = {mode: [] for mode in (*FORCED, "auto")}
+            for trial in range(WARM_UP_TRIALS + given.trials):
+                for mode, measured in trials.items():
+                    await asyncio.to_thread(set_mode, url, mode, cell.tbt_slo_ms)
+                    one = await _trial(session, url, decodes, rng.choices(ids, k=cell.prefill), params)
+                    if trial >= WARM_UP_TRIALS:
+                        measured.append(one)
+            return _cell(cell, trials)
         finally:
             for task in tasks:
                 task.cancel()
@@ -126,7 +124,7 @@ async def _trial(
     await one.run()
     await asyncio.sleep(0.15)  # the gap that its end may have caused
     until_s = one.event_s[0]
-    made = sum(one.sent_s < at_s <= until_s for decode in decodes for at_s in decode.event_s)
+    made = sum(decode.made(until_s) - decode.made(one.sent_s) for decode in decodes)
     gaps_s = [gap_s for decode in decodes for gap_s in decode.gaps_s(one.sent_s, until_s + 0.1)]
     return (len(prompt) + made) / (until_s - one.sent_s), 1e3 * max(gaps_s, default=0.0)
 
@@ -140,14 +138,21 @@ class Stream:
         self._body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         self.sent_s = 0.0
         self.event_s: list[float] = []
+        self._tokens: list[int] = []
 
     async def run(self) -> None:
         self.sent_s = time.perf_counter()
         async with self._session.post(self._url, json=self._body) as response:
             response.raise_for_status()
             async for line in response.content:
-                if line.startswith(b"data: ") and COMPLETION_TOKENS.search(line):
+                if line.startswith(b"data: ") and (match := COMPLETION_TOKENS.search(line)):
                     self.event_s.append(time.perf_counter())
+                    self._tokens.append(int(match[1]))
+
+    def made(self, by_s: float) -> int:
+        """Tokens that had come by then."""
+        events = bisect.bisect_right(self.event_s, by_s)
+        return self._tokens[events - 1] if events else 0
 
     def gaps_s(self, from_s: float, until_s: float) -> Iterator[float]:
         """Gaps that overlap the time."""

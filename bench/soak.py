@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "soak")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[])
     given = parser.parse_args()
+    given.output.parent.mkdir(parents=True, exist_ok=True)
     model = given.model or demo_model()
     work = Work(model)
     args = ["--model-path", str(model), *ARGS, "--max-total-tokens", str(POOL), "--schedule-conservativeness", "0.1"]
@@ -66,13 +67,16 @@ def main() -> int:
         "retractions": log.count("Retract requests"),
         "tracebacks": log.count("Traceback"),
         "pool_empty": empty and pool["available_slots"] == pool["total_slots"] and pool["free_rows"] == pool["rows"],
-        "state": {key: state[key] for key in ("decisions", "fallbacks", "windows", "pool")},
+        "state": {key: state[key] for key in ("decisions", "fallbacks", "windows", "pool", "lanes")},
     }
     sound = report["ties"] == len(parted) and report["pool_empty"] and not soak.errors and not report["tracebacks"]
-    report["passed"] = sound
+    exercised = (
+        report["retractions"] and soak.aborted and state["windows"]["ends_at_step"] and state["lanes"]["concurrent"]
+    )
+    report["passed"] = sound and bool(exercised)
     given.output.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
-    return int(not sound)
+    return int(not report["passed"])
 
 
 class Soak:
