@@ -211,28 +211,19 @@ async def _together(url: str, prompts: Answers, beside: Answers) -> Answers:
 
 def same(expected: Answers, got: Answers) -> dict[str, Any]:
     """Requests and tokens that are the same; a request's tokens count until the first that is not."""
-    equal = [parts_at(a, b) for a, b in zip(expected, got, strict=True)]
-    parted = [
-        (index, at)
-        for index, (at, a, b) in enumerate(zip(equal, expected, got, strict=True))
-        if at < max(len(a), len(b))
-    ]
+    parted = partings(expected, got)
     return {
         "requests": len(expected),
         "identical": len(expected) - len(parted),
         "tokens": sum(map(len, expected)),
-        "same_tokens": sum(equal),
+        "same_tokens": sum(map(parts_at, expected, got)),
         "parted": parted,
     }
 
 
 def judge(work: Work, stock: str, expected: Answers, got: Answers) -> dict[str, Any]:
     """How many answers differ, and whether each parts at a tie."""
-    parted = [
-        (index, at)
-        for index, (a, b) in enumerate(zip(expected, got, strict=True))
-        if (at := parts_at(a, b)) < max(len(a), len(b))
-    ]
+    parted = partings(expected, got)
     apart = asyncio.run(margins(work, stock, [(index, at, expected[index], got[index]) for index, at in parted]))
     ties = sum(gap is not None and gap <= TIE for gap in apart)
     worst = [(*where, gap) for where, gap in zip(parted, apart, strict=True) if gap is None or gap > TIE]
@@ -245,6 +236,15 @@ def judge(work: Work, stock: str, expected: Answers, got: Answers) -> dict[str, 
         "largest_margin": round(max((gap for gap in apart if gap is not None), default=0.0), 4),
         "no_ties": worst[:5],
     }
+
+
+def partings(expected: Answers, got: Answers) -> list[tuple[int, int]]:
+    """Which answers part, and at which token."""
+    return [
+        (index, at)
+        for index, (a, b) in enumerate(zip(expected, got, strict=True))
+        if (at := parts_at(a, b)) < max(len(a), len(b))
+    ]
 
 
 def parts_at(a: list[int], b: list[int]) -> int:

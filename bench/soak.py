@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.exactness import ARGS, TIE, Work, margins, parts_at
+from bench.exactness import ARGS, TIE, Work, margins, partings
 from bench.machine_facts import machine_facts
 from bench.model import demo_model
 from bench.server import ServerProcess
@@ -127,9 +127,7 @@ class Soak:
                 await asyncio.sleep(0.5)
                 continue
             self.answers += 1
-            at = parts_at(expected[index], got)
-            if at < max(len(expected[index]), len(got)):
-                self.parted.append((index, at, got))
+            self.parted += [(index, at, got) for _, at in partings([expected[index]], [got])]
 
     async def _abort(self, session: Any, index: int, after_s: float) -> None:
         call = asyncio.create_task(self._stream(session, index))

@@ -57,7 +57,7 @@ class RecordWriter:
         self._flush_interval_s = flush_interval_s
         self._flush_s = clock()
         self._pending = bytearray()
-        self.failed = self._closed = False
+        self.failed = False
         # Compressing a second's iterations takes as long as one of them: not in the caller's time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="conflux-record")
         self.written = 0
@@ -89,10 +89,6 @@ class RecordWriter:
     def flush_soon(self) -> Future[None]:
         """The same in the background."""
         self._flush_s = self._clock()
-        if self._closed:
-            done: Future[None] = Future()
-            done.set_result(None)
-            return done
         pending, self._pending = self._pending, bytearray()
         return self._disk.submit(self._put, pending)
 
@@ -109,11 +105,8 @@ class RecordWriter:
 
     def close(self) -> None:
         """Write what is pending and close. May be called twice."""
-        if not self._closed:
-            self.flush()
-            self._closed = True
-            self._disk.shutdown()
-            self._release()
+        self.flush()
+        self._release()
 
     def __enter__(self) -> RecordWriter:
         return self

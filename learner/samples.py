@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -63,8 +64,9 @@ def samples_of(iteration: Iteration) -> list[Sample]:
         other = _other(iteration, forwards, index)
         for step, (start, end) in enumerate(zip(stream.step_start_s, stream.step_end_s, strict=True)):
             beside, share = None, 1.0
-            if other is not None and end > start:
-                share = min(_overlap_s(iteration.streams[other], start, end) / (end - start), 1.0)
+            if other is not None:
+                beside_it = iteration.streams[other]
+                share = share_of(start, end, beside_it.step_start_s, beside_it.step_end_s)
                 beside = forwards[other] if share > 0.0 else None
             c = forward.c + step if step else forward.c
             one = Sample(forward.q, c, forward.logits_rows, forward.tpcs, beside, end - start, index, step, share)
@@ -101,9 +103,10 @@ def _other(iteration: Iteration, forwards: list[Forward | None], index: int) -> 
     return others[0] if len(others) == 1 else None
 
 
-def _overlap_s(stream: StreamRecord, start: float, end: float) -> float:
-    """For how many seconds of [start, end] the stream had a step running."""
-    if not (math.isfinite(start) and math.isfinite(end)):
+def share_of(start: float, end: float, other_starts: Iterable[float], other_ends: Iterable[float]) -> float:
+    """During how much of [start, end] another stream had a step running; 0 if the times make no sense."""
+    if not (math.isfinite(start) and math.isfinite(end) and end > start):
         return 0.0
-    steps = zip(stream.step_start_s, stream.step_end_s, strict=True)
-    return sum(max(0.0, min(end, other_end) - max(start, other_start)) for other_start, other_end in steps)
+    steps = zip(other_starts, other_ends, strict=True)
+    both_s = sum(max(0.0, min(end, other_end) - max(start, other_start)) for other_start, other_end in steps)
+    return min(both_s / (end - start), 1.0)

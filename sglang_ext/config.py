@@ -185,16 +185,21 @@ def positive_ms(name: str, value: object, *, text: bool = True) -> float:
 
     ``text``: whether a string that spells a number will do. A bool never does.
     """
-    number = math.nan
-    kinds = int | float | str if text else int | float
-    if isinstance(value, kinds) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):
-            number = float(value)
+    number = _number(value, text=text)
     if not 0 < number <= MAX_SLO_MS:
         shown = repr(value)
         shown = shown if len(shown) <= 40 else shown[:37] + "..."
         raise ConfigError(f"{name} must be a positive number of milliseconds (at most {MAX_SLO_MS:g}), got {shown}")
     return number
+
+
+def _number(value: object, *, text: bool = True) -> float:
+    """``value`` as a number, or NaN. ``text``: whether a string that spells one will do. A bool never does."""
+    kinds = int | float | str if text else int | float
+    if isinstance(value, kinds) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):
+            return float(value)
+    return math.nan
 
 
 def _tbt_slo_s(value: object) -> float:
@@ -205,10 +210,7 @@ def _tbt_slo_s(value: object) -> float:
 
 
 def _seconds(name: str, value: object) -> float:
-    number = math.nan
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError, OverflowError):
-            number = float(value)
+    number = _number(value)
     if not 0 <= number <= 3600:
         raise ConfigError(f"{name} must be a number of seconds from 0 to 3600, got {value!r}")
     return number

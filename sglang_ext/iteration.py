@@ -8,6 +8,7 @@ import numpy as np
 
 from learner.latency import LatencyModel
 from learner.records import StreamRecord
+from learner.samples import share_of
 from sglang_ext.policy.types import Decision
 from sglang_ext.timing import Span
 
@@ -79,10 +80,8 @@ def streams_of(iteration: Running) -> list[StreamRecord]:
 
 def _shares(spans: list[Span], others: list[Span], steps: int) -> np.ndarray:
     """During how much of each span the other stream ran, [steps]."""
-    shares = np.ones(steps)
-    for index, span in enumerate(spans):
-        both_s = sum(max(min(span.end_s, o.end_s) - max(span.start_s, o.start_s), 0.0) for o in others)
-        shares[index] = min(both_s / max(span.end_s - span.start_s, 1e-9), 1.0)
+    shares, starts, ends = np.ones(steps), [other.start_s for other in others], [other.end_s for other in others]
+    shares[: len(spans)] = [share_of(span.start_s, span.end_s, starts, ends) for span in spans]
     return shares
 
 

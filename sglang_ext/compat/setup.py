@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a mixed batch costs whatever its chunk; and what is left of a prompt must not look like a decode to the learner.
+# A mixed batch costs so much whatever its chunk that a smaller one is not worth it.
 _LEAST_CHUNK_ON_GPU = 32
 
 

@@ -141,12 +141,12 @@ class Windows:
         while lanes.serial and window.pending:
             window.accept_next()
         launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
+        rolls = lanes.may_outlast and not lanes.serial
         while True:
             if not window.pending:
                 wait([launched])
             # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is. All ranks
             # launch as many.
-            rolls = lanes.may_outlast and not lanes.serial
             if rolls and agree(scheduler, lambda: launched.done() and lanes.prefill_runs()):
                 wait([launched])
                 window.top_up(QUEUED)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from sglang_ext.config import FORCED_WINDOWS
 from sglang_ext.doctor.facts import SCHEMA, Advice, Facts, Report, Serving
 
-MIXED, CONCURRENT, WINDOWS = ("temporal", "chunked"), ("spatial", "reserved"), ("spatial", "reserved", "duet")
+MIXED, CONCURRENT = ("temporal", "chunked"), ("spatial", "reserved")
 OLD_PROFILE_S = 180 * 86400.0
 
 
@@ -25,7 +26,7 @@ def serving(facts: Facts) -> Serving:
         possible=next(obstacles(facts), None) is None,
         sm_control=control,
         auto_weighs=(*MIXED, *CONCURRENT) if at_once else MIXED,
-        one_after_the_other=() if at_once else WINDOWS,
+        one_after_the_other=() if at_once else FORCED_WINDOWS,
     )
 
 

@@ -50,10 +50,8 @@ def coarse_budgets(offer: Offer, least: int, fitting: tuple[int, ...] = ()) -> l
     last of them, any.
     """
     most, page = offer.most, offer.page
-    found: set[int] = set()
-    if fitting and fitting[0] < most:
-        inside = fitting[bisect_right(fitting, least) : bisect_left(fitting, most)]
-        found.update(inside[:: -(-len(inside) // COARSE) or 1], inside[-1:])
+    inside = fitting[bisect_right(fitting, least) : bisect_left(fitting, most)]
+    found = {*inside[:: -(-len(inside) // COARSE) or 1], *inside[-1:]}
     if not fitting or fitting[-1] < most:
         first, last = max((least, *fitting[-1:])) // page, most // page
         if last - first <= COARSE:

@@ -1,7 +1,7 @@
 """The largest time between two tokens that a plan can bring.
 
 Every formula bounds it for the requests that decode while the plan runs, from their last token before it to their
-first token after it, and for those whose first token it makes. Inputs are scalars or arrays that broadcast.
+first token after it. Inputs are scalars or arrays that broadcast.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from numpy import add, maximum, minimum, multiply, subtract
 
 from sglang_ext.policy.types import FloatArray
 
+QUEUED = 2
+"""Decode steps that are kept launched ahead of the host while a window's prefill runs on."""
+
 
 def mixed_gap_s(upper_s: float, overhead_s: float, period_s: float) -> float:
     """A mixed batch makes one token per request when it ends: after the wait so far, the host's time, the batch. The
     host may be what takes longest: then the batch counts as the host's ``period_s``."""
     return max(upper_s, period_s) + overhead_s
-
-
-QUEUED = 2
-"""Decode steps that are kept launched ahead of the host while a window's prefill runs on."""
 
 
 def window_gaps(
