@@ -96,6 +96,8 @@ def window(s: Situation, model, mode, budget, decode_tpcs, prefill_tpcs, k, most
 def all_windows(s: Situation, settings: Settings, model, modes, shares=(1, 2, 4)) -> list[Plan]:
     """Every division and every size on offer, with the two k that DuetServe's article tries."""
     most_steps = min(s.max_look_ahead, settings.max_look_ahead)
+    if most_steps < 1:
+        return []
     total, page = model.total_tpcs, s.page_size
     levels = settings.levels if settings.fixed_split is None else (settings.fixed_split,)
     plans = []
