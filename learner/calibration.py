@@ -25,6 +25,8 @@ JUDGED_RATIO = 0.98
 DRIFT_SAMPLES, DRIFT, DRIFT_AGREEMENT = 24, 0.2, 0.9
 # Fewer residuals than this give no margin.
 LEAST_SCORES = 20
+# The newest launches, of which this quantile is how long one takes if it does not wait for room in a queue.
+LAUNCHES, LAUNCH_QUANTILE = 32, 0.25
 
 
 class CalibrationState(msgspec.Struct, frozen=True):
@@ -38,6 +40,7 @@ class CalibrationState(msgspec.Struct, frozen=True):
     corrected_error: float
     plain_error: float
     nearby_error: float
+    launches_s: list[float]
 
 
 class Calibration:
@@ -50,6 +53,7 @@ class Calibration:
         self._judged = 0
         self._error = self._corrected_error = 0.0
         self._plain_error = self._nearby_error = 0.0
+        self._launches_s: deque[float] = deque(maxlen=LAUNCHES)
         # Samples accepted before this one are from before the newest drift.
         self.stale_before = 0
         # Medians of log(measured / mean) over recent samples, without the correction and with it.
@@ -75,6 +79,15 @@ class Calibration:
     def add(self, columns: FloatArray, contention: FloatArray, sample: tuple[float, float, int, float, int]) -> None:
         """Remember a sample; see :meth:`learner.window.Window.add`."""
         self._recent.add(columns, contention, *sample)
+
+    def launched(self, launch_s: float) -> None:
+        """Take note of how long launching a forward kept the host."""
+        self._launches_s.append(launch_s)
+
+    @property
+    def floor_s(self) -> float:
+        """How long launching a forward takes; 0 while that is not known."""
+        return float(np.quantile(self._launches_s, LAUNCH_QUANTILE)) if len(self._launches_s) >= LAUNCHES // 4 else 0.0
 
     def drifted(self, serial: int) -> bool:
         """Whether the newest residuals contradict the model; if so what came before them counts as stale."""
@@ -123,14 +136,16 @@ class Calibration:
             self._corrected_error,
             self._plain_error,
             self._nearby_error,
+            list(self._launches_s),
         )
 
     def restore(self, state: CalibrationState) -> None:
         """Replace the content by a state's. Raises ValueError if it is unsound."""
         errors = (state.error, state.corrected_error, state.plain_error, state.nearby_error)
-        if not np.isfinite([state.alpha, *errors]).all():
-            raise ValueError("a stored calibration holds numbers that are not finite")
+        if not np.isfinite([state.alpha, *errors, *state.launches_s]).all() or min(state.launches_s, default=0.0) < 0.0:
+            raise ValueError("a stored calibration holds numbers that are not finite, or negative times")
         self._recent.restore(state.recent)
         self._level = AdaptiveLevel(self._level.target, state.alpha)
         self.stale_before, self._judged = state.stale_before, state.judged
         self._error, self._corrected_error, self._plain_error, self._nearby_error = errors
+        self._launches_s = deque(state.launches_s, maxlen=LAUNCHES)

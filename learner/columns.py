@@ -26,7 +26,11 @@ TERM_COLUMNS = (
     *ROOFLINE_COLUMNS,
     "compute_whole_s",  # all F / Π(whole device): work that does not speed up with S
     "memory_whole_s",  # all B / 𝓑(whole device)
-    "partition_s",  # roofline · (whole / S − 1): work that scales worse than the curves
+    # Work that scales worse than the curves, · (whole / S − 1): all F / Π and all B / 𝓑 of the whole device, and the KV
+    # cache that decodes read / 𝓑 of the whole device.
+    "compute_partition_s",
+    "memory_partition_s",
+    "attention_decode_partition_s",
     "prefill_rows",
     "decode_rows",
     "logits_rows",

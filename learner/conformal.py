@@ -11,7 +11,7 @@ FloatArray = npt.NDArray[np.float64]
 
 # What tells a pause from noise or a poor fit; logs of measured / mean.
 TAIL_SIGMAS = 4.0
-PAUSE = math.log(1.4)
+PAUSE = math.log(1.2)
 DISTURBED = 0.04
 
 

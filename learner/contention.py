@@ -1,4 +1,9 @@
-"""What a forward costs more because another stream runs beside it, as explicit terms."""
+"""What a forward costs more because another stream runs beside it, as explicit terms.
+
+The other stream disturbs only while it keeps the device busy. Decode steps do all the time: they are CUDA graphs. A
+prefill is launched kernel by kernel, layer by layer, and a short one leaves the device waiting for the host: it is
+busy for t of t + launching it, t being its F / Π(S), and all but the first term of what runs beside it count so much.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import numpy.typing as npt
 
 from learner.columns import COLUMN
 from learner.device import DeviceProfile
+from learner.shape import ModelShape
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -23,16 +29,29 @@ CONTENTION_TERMS = len(CONTENTION_COLUMNS)
 # A stream that holds no TPC of its own still gets some of the shared ones.
 _LEAST_EXCLUSIVE_SHARE = 0.125
 
+# Launching an eager forward, per layer: an H200's host took 25 to 36 ms for 36 layers.
+_LAUNCH_S_PER_LAYER = 1e-3
+
 # What the terms are made from, of either stream.
-_USED = ("forward", "compute_s", "memory_s", "compute_whole_s", "memory_whole_s", "bandwidth_demand")
+_USED = (
+    "forward",
+    "compute_s",
+    "memory_s",
+    "compute_whole_s",
+    "memory_whole_s",
+    "bandwidth_demand",
+    "prefill_forward",
+)
 _USED_COLUMNS = np.array([COLUMN[name] for name in _USED])
-_FORWARD, _COMPUTE, _MEMORY, _COMPUTE_WHOLE, _MEMORY_WHOLE, _DEMAND = range(len(_USED))
+_FORWARD, _COMPUTE, _MEMORY, _COMPUTE_WHOLE, _MEMORY_WHOLE, _DEMAND, _PREFILL = range(len(_USED))
 
 
 class Contention:
-    """Contention terms of pairs of streams on one device."""
+    """Contention terms of pairs of streams of one model on one device."""
 
-    def __init__(self, profile: DeviceProfile) -> None:
+    def __init__(self, shape: ModelShape, profile: DeviceProfile) -> None:
+        self.launch_s = _LAUNCH_S_PER_LAYER * shape.layers
+        """What launching an eager forward takes."""
         self._tpcs = float(profile.tpcs)
         # By S: how many times longer F and B take on S TPCs than on the whole device.
         s = np.maximum(np.arange(profile.tpcs + 1.0), _LEAST_EXCLUSIVE_SHARE * profile.tpcs)
@@ -51,8 +70,9 @@ class Contention:
         non-increasing in ``own_tpcs`` while the two sets of TPCs stay disjoint, and again while they overlap; where
         they start to overlap the shared columns set in.
         """
+        busy = 1.0 - beside[_PREFILL] * self.launch_s / (beside[_COMPUTE] + self.launch_s)
         out = np.zeros((CONTENTION_TERMS, max(own_tpcs.size, beside_tpcs.size)))
-        both = np.multiply(own[_FORWARD], beside[_FORWARD], out=out[0])
+        both = np.multiply(own[_FORWARD], beside[_FORWARD], out=out[0]) * busy
         np.multiply(own[_COMPUTE : _MEMORY + 1], both, out=out[1:3])
         np.multiply(out[2], beside[_DEMAND], out=out[3])
         np.multiply(own[_COMPUTE_WHOLE : _MEMORY_WHOLE + 1], both * self.sharing(own_tpcs, beside_tpcs), out=out[4:])

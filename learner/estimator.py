@@ -5,7 +5,8 @@ extrapolates, and is monotone in S. Second, a smooth bounded log correction by b
 (:func:`learner.fitting.fit_correction`), used per group only while it predicts better before the fact. On top, per
 group (phase, alone or beside another stream): a log offset that follows the newest residuals, so that a change of
 level is met at once and the terms catch up later; a short-lived shift by the newest like forwards
-(:mod:`learner.nearby`), likewise used only while it helps; bounds on mean / roofline; and an adaptive conformal margin.
+(:mod:`learner.nearby`), likewise used only while it helps; bounds on mean / roofline; the time that launching takes as
+the least; and an adaptive conformal margin. Forwards that waited for the host all along tell of that least time only.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from learner.nearby import points_of
 from learner.records import Iteration
 from learner.samples import MAX_STEP_S, Forward, Sample, samples_of
 from learner.shape import ModelShape
-from learner.snapshot import COLD_MARGIN, GROUPS, MAX_MARGIN, MAX_RATIO, MIN_RATIO, Snapshot
+from learner.snapshot import COLD_MARGIN, GROUPS, MAX_FLOOR_S, MAX_MARGIN, MAX_RATIO, MIN_RATIO, Snapshot
 from learner.window import Batch, Window, WindowState
 
 FloatArray = npt.NDArray[np.float64]
 
-_SCHEMA = 1
+_SCHEMA = 2
 COVERAGE = 0.99
 # The first fits come after FEWEST_NEW samples each; later one is due when a 64th is new, within the other two.
 FEWEST_NEW, LEAST_NEW, MOST_NEW = 16, 4, 256
@@ -189,6 +190,9 @@ class OnlineEstimator:
             correction_weight=[calibration.correction_weight for calibration in self._calibrations],
             nearby_weight=[0.0] * GROUPS,
         )
+        # A window's forwards are always launched alike; others may be a graph or not, whatever the last ones were.
+        for group in range(len(PHASES), GROUPS):
+            draft.floor_s[group] = min(self._calibrations[group].floor_s, MAX_FLOOR_S)
         if len(batch) >= CORRECTION_SAMPLES:
             for group in range(GROUPS):
                 at = batch.group == group
@@ -277,6 +281,11 @@ class OnlineEstimator:
                 continue
             group = groups[at]
             calibration = self._calibrations[group]
+            if sample.launch_s > 0.0 and group >= len(PHASES):
+                calibration.launched(sample.launch_s)
+            if sample.host_bound:
+                self.accepted += 1
+                continue
             if model.version:
                 calibration.judge(
                     math.log(measured / max(float(base[at]), 1e-9)),

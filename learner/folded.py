@@ -1,8 +1,8 @@
 """A latency model's terms folded together: few numbers per forward instead of one per column.
 
 A mean is a weighed sum of columns, and all columns but the operators' maxima are linear in the sums over a batch's
-requests times 1 / Π(S), 1 / 𝓑(S) or 1. So the columns of each of these three rates are one row, and so are those that
-make up the roofline.
+requests times 1 / Π(S), 1 / 𝓑(S), whole / S − 1 or 1. So the columns of each of these four rates are one row, and so
+are those that make up the roofline.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from learner.columns import COLUMN, LINEAR_COLUMNS, ROOFLINE_COLUMNS, TERMS
 from learner.contention import CONTENTION_COLUMNS
 from learner.prompts import WIDTH
 from learner.requests import ACTIVE, SUMS, TOKENS
-from learner.roofline import BYTE_ROWS, FLOP_ROWS, OPERATOR_ROWS, OPERATORS, Roofline
+from learner.roofline import BYTE_ROWS, FLOP_ROWS, OPERATOR_ROWS, OPERATORS, PARTITION_ROWS, Roofline
 
 FloatArray = npt.NDArray[np.float64]
 
-PER_FLOP, PER_BYTE, AS_IS = range(3)
+RATES = 4
+PER_FLOP, PER_BYTE, PER_SHORTFALL, AS_IS = range(RATES)
 _OPERATOR_COLUMNS = [COLUMN[name] for name in (*LINEAR_COLUMNS, "classifier_s")]
-_PARTITION = COLUMN["partition_s"]
 
 
 class Folded:
@@ -32,27 +32,29 @@ class Folded:
         self.flops, self.bytes = weights[:OPERATORS], weights[OPERATOR_ROWS]
         """[OPERATORS, WIDTH]: the operators' FLOPs and bytes."""
         rate = np.full(OPERATORS + TERMS, AS_IS)
-        rate[FLOP_ROWS], rate[BYTE_ROWS], rate[OPERATOR_ROWS] = PER_FLOP, PER_BYTE, -1
+        rate[FLOP_ROWS], rate[BYTE_ROWS], rate[PARTITION_ROWS] = PER_FLOP, PER_BYTE, PER_SHORTFALL
+        rate[OPERATOR_ROWS] = -1
         columns = weights[OPERATORS : OPERATORS + TERMS]
-        self._terms = (rate[OPERATORS:] == np.arange(3)[:, None])[:, :, None] * columns
+        self._terms = (rate[OPERATORS:] == np.arange(RATES)[:, None])[:, :, None] * columns
         self._terms[PER_FLOP, COLUMN["all_reduce_s"], TOKENS] = roofline.reduction_flops
         self.roofline = self._terms[:, [COLUMN[name] for name in ROOFLINE_COLUMNS]].sum(axis=1)
-        """[3, WIDTH]: all that is in the roofline but not an operator, by the rate that it follows."""
+        """[RATES, WIDTH]: all that is in the roofline but not an operator, by the rate that it follows."""
         self.compute, self.memory = columns[COLUMN["compute_s"]], columns[COLUMN["memory_s"]]
-        self.whole_rates = np.array([*roofline.by_tpcs[:2, -1], 1.0])
+        self.whole_rates = np.array([*roofline.by_tpcs[:3, -1], 1.0])
         """The rates of the whole device."""
 
     def mean(self, coefficients: FloatArray) -> FloatArray:
-        """All that a mean with ``coefficients`` [TERMS] has beside operators and what the roofline costs more on a
-        part of the device (:func:`partition`), by the rate that it follows; [3, WIDTH].
+        """All that a mean with ``coefficients`` [TERMS] has beside operators, by the rate that it follows.
+
+        [RATES, WIDTH].
         """
         rows: FloatArray = coefficients @ self._terms
         return rows
 
     def beside(self, contention: FloatArray) -> FloatArray:
-        """What is added to the mean beside another stream, whatever that does; [3, WIDTH]."""
+        """What is added to the mean beside another stream, whatever that does; [RATES, WIDTH]."""
         cost = dict(zip(CONTENTION_COLUMNS, contention.tolist(), strict=True))
-        rows = np.zeros((3, WIDTH))
+        rows = np.zeros((RATES, WIDTH))
         rows[PER_FLOP] = cost["beside_compute_s"] * self.compute
         rows[PER_BYTE] = cost["beside_memory_s"] * self.memory
         rows[AS_IS, ACTIVE] = cost["beside_forward"]
@@ -61,7 +63,7 @@ class Folded:
     def alone(self, mean: FloatArray) -> FloatArray:
         """On the whole device the rates are fixed: the operators' F and B in seconds, the rest of the mean and of the
         roofline; [2 · OPERATORS + 2, WIDTH]."""
-        per_flop, per_byte, _ = self.whole_rates
+        per_flop, per_byte, *_ = self.whole_rates
         rest = (self.whole_rates @ mean, self.whole_rates @ self.roofline)
         return np.concatenate([per_flop * self.flops, per_byte * self.bytes, rest])
 
@@ -69,8 +71,3 @@ class Folded:
 def operators(coefficients: FloatArray) -> FloatArray:
     """What weighs the operators' maxima in the mean and in the roofline; [2, OPERATORS]."""
     return np.stack([coefficients[_OPERATOR_COLUMNS], np.ones(OPERATORS)])
-
-
-def partition(coefficients: FloatArray) -> float:
-    """What weighs roofline · (whole / S − 1) in the mean."""
-    return float(coefficients[_PARTITION])

@@ -2,7 +2,8 @@
 
 A forward's mean time is a non-negative sum of physical terms (own and contention), times a bounded correction that
 depends on the batch but not on S, times what the newest like forwards showed, held between learnt multiples of the
-roofline. Every term is non-increasing in S, and the factors and margins do not depend on S; so predictions are
+roofline and never less than launching takes. Every term is non-increasing in S, and the factors, margins and launch
+times do not depend on S; so predictions are
 non-increasing in S by construction. (Beside another stream this holds while the two sets of TPCs stay disjoint, and
 again while they overlap.)
 """
@@ -73,7 +74,7 @@ class LatencyModel:
         self.shape = shape
         self.profile = profile
         self._roofline = Roofline(shape, profile)
-        self._contention = Contention(profile)
+        self._contention = Contention(shape, profile)
         self._workshop: Workshop | None = None
         self._load(snapshot)
 
@@ -94,6 +95,7 @@ class LatencyModel:
                 numbers.max_ratio,
                 numbers.margin,
                 numbers.correction_weight,
+                numbers.floor_s,
             ]
         )
 
@@ -183,7 +185,7 @@ class LatencyModel:
         group: npt.NDArray[np.intp],
     ) -> FloatArray:
         """Mean times of physical sums ``base``, log ``correction``, not yet weighed, and nearby ``shift``; all [m]."""
-        offset, low, high, _, weight = self._group_factors.take(group, axis=1)
+        offset, low, high, _, weight, floor = self._group_factors.take(group, axis=1)
         mean = base * offset
         factor: FloatArray | None = None
         if correction is not None:
@@ -195,7 +197,9 @@ class LatencyModel:
         low *= roofline_s
         high *= roofline_s
         np.maximum(mean, low, out=mean)
-        return np.asarray(np.minimum(mean, high, out=mean))
+        np.minimum(mean, high, out=mean)
+        floor *= roofline_s > 0.0  # nothing is launched for nothing
+        return np.asarray(np.maximum(mean, floor, out=mean))
 
     def contention_columns(self, terms: Terms, beside: Terms, share: npt.ArrayLike | None = None) -> FloatArray:
         """Contention terms of ``terms`` beside ``beside``, as [CONTENTION_TERMS, m]; see :meth:`predict`."""

@@ -30,8 +30,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 # What a batch's sums are turned into: the operators' F and B on the whole device, the rest of the mean and of the
-# roofline, what contention costs at least beside anything, and what its factors follow from.
-_REST, _CONTENTION, _PLACE = 2 * OPERATORS, 2 * OPERATORS + 2, 2 * OPERATORS + 3
+# roofline, and what its factors follow from.
+_REST, _PLACE = 2 * OPERATORS, 2 * OPERATORS + 2
 
 
 class Following(NamedTuple):
@@ -54,8 +54,7 @@ class _Room:
         # A decode step beside others is predicted alone too.
         first = max(beside - 1, 0)
         self.factors = FactorRoom(rows[_PLACE:], first)
-        self.contention = rows[_CONTENTION]
-        alone = rows[:_CONTENTION, first:]
+        alone = rows[:_PLACE, first:]
         self.flops, self.bytes, self.rest = alone[:OPERATORS], alone[OPERATORS:_REST], alone[_REST:]
         self.maxima, self.times = np.empty(self.flops.shape), np.empty(self.rest.shape)
         self.physical_s, self.roofline_s = self.times
@@ -101,8 +100,7 @@ class Numbers:
         self.factors = Factors(snapshot, correction, nearby)
         folded, self._coefficients = workshop.folded, np.array(snapshot.coefficients)
         self._contention = np.array(snapshot.contention)
-        beside = folded.whole_rates @ folded.beside(self._contention)
-        self.linear = np.concatenate([folded.alone(folded.mean(self._coefficients)), beside[None], OF_SUMS])
+        self.linear = np.concatenate([folded.alone(folded.mean(self._coefficients)), OF_SUMS])
         self.operators = operators(self._coefficients)
         self._pairs: dict[Pairs, PairNumbers] = {}
 
@@ -144,7 +142,8 @@ class Outlook:
         a decode step. ``following``: so is the next, which stands for the step following. Steps take no prompt.
 
         With ``pairs`` the first are the pairs' prefills. :meth:`beside` tells of these, so they are left out of the
-        result [3, k − prefills]; and their decode step is predicted as beside another stream: no pair's takes less.
+        result [3, k − prefills]; and their decode step is predicted as beside a stream that is never busy: no pair's
+        takes less.
         """
         numbers, decodes = self._numbers, self._decodes
         self._last = room, _ = numbers.workshop.room(self._prompts, len(whole), prefills, pairs), pairs
@@ -160,8 +159,6 @@ class Outlook:
         maximum(room.flops, room.bytes, out=room.maxima)
         numbers.operators.dot(room.maxima, room.times)
         add(room.times, room.rest, room.times)
-        if pairs is not None:
-            room.physical_s[0] += room.contention[prefills]
         return times_of(room.physical_s, room.roofline_s, room.factors.found_alone)
 
     def beside(self) -> FloatArray:

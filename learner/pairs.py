@@ -9,10 +9,10 @@ import numpy.typing as npt
 from numpy import add, divide, maximum, minimum, multiply
 
 from learner.contention import CONTENTION_COLUMNS, Contention
-from learner.factors import Found, times_of
-from learner.folded import PER_BYTE, PER_FLOP, Folded, operators, partition
+from learner.factors import FOUND, Found, times_of
+from learner.folded import AS_IS, PER_BYTE, PER_FLOP, PER_SHORTFALL, RATES, Folded, operators
 from learner.prompts import WIDTH
-from learner.requests import CAUSAL_BOUND, DECODE_EXCESS, PREFILL_BOUND
+from learner.requests import CAUSAL_BOUND, DECODE_EXCESS, PREFILL_BOUND, PREFILLS
 from learner.roofline import OPERATORS, Roofline
 
 FloatArray = npt.NDArray[np.float64]
@@ -34,12 +34,13 @@ class Pairs:
 
 
 # What is found of each half, in seconds: the operators' F, then their B; the rest of the mean by its rates, and of the
-# roofline; what the other half costs where they share TPCs; own bytes, with which it competes, and the bandwidth that
-# it asks for; attention's bounds and excess, which depend on S request by request.
+# roofline; what the other half costs by the same rates, and where they share TPCs; own bytes, with which it competes,
+# and the bandwidth that it asks for; all its F, and launching it if it is eager; attention's bounds and excess, which
+# depend on S request by request.
 _FLOPS, _MAXIMA = slice(0, OPERATORS), slice(OPERATORS, 2 * OPERATORS)
-_REST, _REST_OF_ROOFLINE = 2 * OPERATORS, 2 * OPERATORS + 3
-_SHARED = _REST + 6
-_COMPETING, _DEMAND, _BOUND, _EXCESS = _SHARED + 2, _SHARED + 3, _SHARED + 4, _SHARED + 6
+_REST, _REST_OF_ROOFLINE, _BESIDE = (2 * OPERATORS + at * RATES for at in range(3))
+_SHARED = _BESIDE + RATES
+_COMPETING, _DEMAND, _COMPUTE, _LAUNCH, _BOUND, _EXCESS = (_SHARED + at for at in (2, 3, 4, 5, 6, 8))
 _BY_REQUEST = [PREFILL_BOUND, CAUSAL_BOUND, DECODE_EXCESS]
 
 
@@ -53,17 +54,21 @@ class PairRoom:
         per_flop, per_byte, shortfall, pair_bytes = roofline.by_tpcs
         decode, prefill = np.tile(pairs.decode_tpcs, p), np.tile(pairs.prefill_tpcs, p)
         own, beside = np.concatenate([decode, prefill]), np.concatenate([prefill, decode])
-        self.shortfall, self.step_pair_bytes = shortfall.take(own), pair_bytes.take(decode)
+        self.step_pair_bytes, self.launch_s = pair_bytes.take(decode), contention.launch_s
         # Where a prefill's bounds stand in [2 · s, p], and its excess in [s, p].
         part, size = pairs.parts.searchsorted(pairs.prefill_tpcs), np.arange(p)[:, None]
         self.bound_at = np.stack([2 * part * p + size, (2 * part + 1) * p + size]).reshape(2, p * n)
         self.excess_at = (part * p + size).ravel()
         rows = _EXCESS + int(roofline.decode_computes)
         self.rates = np.ones((rows, own.size))
-        for at in (_FLOPS, _REST + PER_FLOP, _REST_OF_ROOFLINE + PER_FLOP):
+        for at in (_FLOPS, _COMPUTE):
             self.rates[at] = per_flop.take(own)
-        for at in (_MAXIMA, _REST + PER_BYTE, _REST_OF_ROOFLINE + PER_BYTE, _COMPETING, slice(_BOUND, rows)):
+        for at in (_MAXIMA, _COMPETING, slice(_BOUND, rows)):
             self.rates[at] = per_byte.take(own)
+        for rest in (_REST, _REST_OF_ROOFLINE, _BESIDE):
+            self.rates[rest + PER_FLOP] = per_flop.take(own)
+            self.rates[rest + PER_BYTE] = per_byte.take(own)
+            self.rates[rest + PER_SHORTFALL] = shortfall.take(own)
         self.rates[_SHARED : _SHARED + 2] = contention.sharing(own.astype(np.float64), beside.astype(np.float64))
 
         self.sums, self.linear = np.empty((WIDTH, p + 1)), np.empty((_BOUND, p + 1))
@@ -72,9 +77,11 @@ class PairRoom:
         self.halves, self.bounds = work[:_BOUND], work[_BOUND:_EXCESS, prefills]
         self.step_excess, self.prefill_excess = work[_EXCESS:, steps], work[_EXCESS:, prefills]
         self.flops, self.maxima, self.weighed = work[_FLOPS], work[_MAXIMA], work[OPERATORS:]
-        self.times, self.extra, self.ones = np.empty((2, own.size)), np.empty(own.size), np.ones(own.size)
-        self.physical_s, self.roofline_s = self.times
-        self.found = Found(np.empty((5, own.size)))
+        self.times, self.ones = np.empty((3, own.size)), np.ones(own.size)
+        self.physical_s, self.roofline_s, self.beside_s = self.times
+        self.beside_step_s = self.beside_s[steps]
+        self.compute_s, self.launching_s, self.busy = work[_COMPUTE, prefills], work[_LAUNCH, prefills], np.empty(p * n)
+        self.found = Found(np.empty((FOUND, own.size)))
         # What each half takes of the bandwidth, and what it asks for.
         self.competing, self.demand = work[_COMPETING], work[_DEMAND]
         self.competing_step, self.competing_prefill = self.competing[steps], self.competing[prefills]
@@ -87,23 +94,27 @@ class PairNumbers:
     def __init__(self, room: PairRoom, folded: Folded, coefficients: FloatArray, contention: FloatArray) -> None:
         self.room = room
         cost = dict(zip(CONTENTION_COLUMNS, contention.tolist(), strict=True))
-        mean, base = folded.mean(coefficients) + folded.beside(contention), folded.roofline.copy()
+        mean, base, beside = folded.mean(coefficients), folded.roofline.copy(), folded.beside(contention)
+        mean[AS_IS] += beside[AS_IS]  # however busy the other half is
+        beside[AS_IS] = 0.0
         by_request = np.array([mean[PER_BYTE, _BY_REQUEST], base[PER_BYTE, _BY_REQUEST]])
         mean[PER_BYTE, _BY_REQUEST] = base[PER_BYTE, _BY_REQUEST] = 0.0
-        per_flop, per_byte, _ = folded.whole_rates
+        per_flop, per_byte, *_ = folded.whole_rates
         others = (
+            *beside,
             cost["shared_compute_s"] * per_flop * folded.compute,
             cost["shared_memory_s"] * per_byte * folded.memory,
             cost["beside_bandwidth_s"] * folded.memory,
             per_byte * folded.memory,
+            folded.compute,
+            room.launch_s * (np.arange(WIDTH) == PREFILLS),
         )
         self._rows = np.concatenate([folded.flops, folded.bytes, mean, base, others])
-        self._partition = partition(coefficients) * room.shortfall
-        weights = np.zeros((2, _EXCESS + 1))
-        weights[:, _MAXIMA] = operators(coefficients)
-        weights[0, _REST:_REST_OF_ROOFLINE] = weights[1, _REST_OF_ROOFLINE:_SHARED] = 1.0
-        weights[0, _SHARED : _SHARED + 2] = 1.0
-        weights[:, _BOUND:] = by_request
+        weights = np.zeros((3, _EXCESS + 1))
+        weights[:2, _MAXIMA] = operators(coefficients)
+        weights[0, _REST:_REST_OF_ROOFLINE] = weights[1, _REST_OF_ROOFLINE:_BESIDE] = 1.0
+        weights[2, _BESIDE:_COMPETING] = 1.0
+        weights[:2, _BOUND:] = by_request
         self._weights = weights[:, OPERATORS : len(room.rates)].copy()
 
     def times(
@@ -117,7 +128,7 @@ class PairNumbers:
         ``found``: the batches' factors.
         """
         room = self.room
-        physical_s, roofline_s, demand = room.physical_s, room.roofline_s, room.demand
+        physical_s, roofline_s, demand, busy = room.physical_s, room.roofline_s, room.demand, room.busy
         room.sums[...] = sums
         self._rows.dot(room.sums, room.linear)
         room.linear.take(room.batch, axis=1, out=room.halves, mode="clip")
@@ -128,12 +139,15 @@ class PairNumbers:
         multiply(room.work, room.rates, room.work)
         maximum(room.flops, room.maxima, out=room.maxima)
         self._weights.dot(room.weighed, room.times)
-        multiply(self._partition, roofline_s, room.extra)
-        add(physical_s, room.extra, physical_s)
         divide(demand, roofline_s, demand)
         minimum(demand, room.ones, out=demand)
         multiply(room.competing_step, room.demand_of_prefill, room.competing_step)
         multiply(room.competing_prefill, room.demand_of_step, room.competing_prefill)
-        add(physical_s, room.competing, physical_s)
+        add(room.beside_s, room.competing, room.beside_s)
+        # See learner.contention.
+        add(room.compute_s, room.launching_s, busy)
+        divide(room.compute_s, busy, busy)
+        multiply(room.beside_step_s, busy, room.beside_step_s)
+        add(physical_s, room.beside_s, physical_s)
         found.rows.take(room.batch, axis=1, out=room.found.rows, mode="clip")
         return times_of(physical_s, roofline_s, room.found)

@@ -57,7 +57,7 @@ class StreamRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``q`` and ``c`` hold new and cached tokens per request at the first step; step j of a look-ahead decode has
     ``c + j``. ``step_start_s`` and ``step_end_s`` run from launch to sampled tokens (GPU events; wall clock on a CPU),
     in seconds after the iteration's ``time_s``. Predictions are for each step. ``launch_s`` is how long launching each
-    kept the host; empty where that was not recorded.
+    kept the host: 0 where launching is running, empty where it was not recorded.
     """
 
     phase: str

@@ -55,8 +55,9 @@ BYTE_ROWS = slice(_ROW["memory_s"], _ROW["classifier_s"] + 1)
 OPERATOR_ROWS = slice(_ROW[_OPERATOR_COLUMNS[0]], _ROW[_OPERATOR_COLUMNS[-1]] + 1)
 _ROOFLINE_ROWS = slice(_ROW[ROOFLINE_COLUMNS[0]], _ROW[ROOFLINE_COLUMNS[-1]] + 1)
 LOG_ROWS = slice(OPERATORS + LOG_COLUMNS.start, OPERATORS + LOG_COLUMNS.stop)
-_ALL_REDUCE, _PARTITION, _MEMORY_WHOLE, _DEMAND, _PHASE = (
-    _ROW[name] for name in ("all_reduce_s", "partition_s", "memory_whole_s", "bandwidth_demand", "phase")
+PARTITION_ROWS = slice(_ROW["compute_partition_s"], _ROW["attention_decode_partition_s"] + 1)
+_ALL_REDUCE, _MEMORY_WHOLE, _DEMAND, _PHASE = (
+    _ROW[name] for name in ("all_reduce_s", "memory_whole_s", "bandwidth_demand", "phase")
 )
 
 
@@ -149,6 +150,10 @@ class Roofline:
         out[_ROW["compute_s"]], out[_ROW["memory_s"]] = compute, memory
         out[_ROW["compute_whole_s"]] = compute / profile.flops_at(profile.tpcs)
         out[_ROW["memory_whole_s"]] = memory / profile.bandwidth_at(profile.tpcs)
+        out[_ROW["compute_partition_s"]] = out[_ROW["compute_whole_s"]]
+        out[_ROW["memory_partition_s"]] = out[_ROW["memory_whole_s"]]
+        kv_bytes = out[_ROW["attention_decode_partition_s"]]
+        kv_bytes[[DECODE_ROWS, DECODE_CACHED]] = requests.context_bytes / profile.bandwidth_at(profile.tpcs)
         return out
 
     def columns(
@@ -181,10 +186,10 @@ class Roofline:
         work = self.weights @ sums
         work[FLOP_ROWS] *= per_flop
         work[BYTE_ROWS] *= per_byte
+        work[PARTITION_ROWS] *= shortfall
         np.maximum(work[:OPERATORS], work[OPERATOR_ROWS], out=work[OPERATOR_ROWS])
         work[_ALL_REDUCE] += self.reduction_flops * sums[TOKENS] * per_flop
         roofline = np.asarray(np.add.reduce(work[_ROOFLINE_ROWS], axis=0))
-        np.multiply(roofline, shortfall, out=work[_PARTITION])
         demand = np.divide(work[_MEMORY_WHOLE], np.maximum(roofline, 1e-12), out=work[_DEMAND])
         np.minimum(demand, 1.0, out=demand)
         np.multiply(sums[DECODES], sums[PREFILLS] + DECODE, out=work[_PHASE])

@@ -17,6 +17,8 @@ MAX_REQUESTS = 1 << 16
 MAX_TOKENS = 1 << 24
 MAX_STEPS = 1 << 12
 MAX_STEP_S = 600.0
+# A forward that launching took for this share of its time was not slowed by the device.
+HOST_BOUND = 0.9
 # Requests times steps of one stream: what a record can make its reader allocate.
 MAX_CELLS = 1 << 20
 
@@ -42,6 +44,12 @@ class Sample(NamedTuple):
     stream: int
     step: int
     share: float = 1.0  # of this step's time that it ran
+    launch_s: float = 0.0  # how long launching it kept the host; 0 if not known
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the device waited for the host nearly all the time: then this says how fast the host is."""
+        return self.launch_s >= HOST_BOUND * self.measured_s
 
     @property
     def mostly_beside(self) -> bool:
@@ -69,8 +77,9 @@ def samples_of(iteration: Iteration) -> list[Sample]:
                 share = share_of(start, end, beside_it.step_start_s, beside_it.step_end_s)
                 beside = forwards[other] if share > 0.0 else None
             c = forward.c + step if step else forward.c
-            one = Sample(forward.q, c, forward.logits_rows, forward.tpcs, beside, end - start, index, step, share)
-            samples.append(one)
+            launch_s = stream.launch_s[step] if stream.launch_s else 0.0
+            batch = forward.q, c, forward.logits_rows, forward.tpcs
+            samples.append(Sample(*batch, beside, end - start, index, step, share, launch_s))
     return samples
 
 
@@ -78,8 +87,8 @@ def _forward_of(stream: StreamRecord) -> Forward | None:
     """The batch of a stream, None if it ran nothing."""
     q, c = stream.q, stream.c
     steps = len(stream.step_end_s)
-    if len(q) != len(c) or steps != len(stream.step_start_s):
-        raise ValueError("a stream's q and c, or its step starts and ends, differ in length")
+    if len(q) != len(c) or steps != len(stream.step_start_s) or len(stream.launch_s) not in (0, steps):
+        raise ValueError("a stream's q and c, or its steps' starts, ends and launches, differ in length")
     if len(q) > MAX_REQUESTS or steps > MAX_STEPS or len(q) * steps > MAX_CELLS:
         raise ValueError(f"a stream has {len(q)} requests and {steps} steps")
     if not q or not steps:

@@ -10,7 +10,7 @@ from learner.columns import LOG_FEATURES, PHASES, ROOFLINE_COLUMNS, TERM_COLUMNS
 from learner.contention import CONTENTION_TERMS
 from learner.nearby import MOST_CUT, MOST_POINTS, POINT_WIDTH
 
-SCHEMA = 1
+SCHEMA = 2
 GROUPS = 2 * len(PHASES)  # each phase alone, then each phase beside another stream
 KNOTS = 32  # of each log2 feature: 0, 1, …, 31
 # A snapshot outside these is a mistake or a lie; no real device is this far from its roofline.
@@ -18,6 +18,7 @@ MIN_RATIO, MAX_RATIO = 1e-2, 1e3
 MAX_MARGIN = 4.0
 MAX_CORRECTION = 0.7
 MAX_COEFFICIENT = 1e6
+MAX_FLOOR_S = 10.0
 MAX_BYTES = 1 << 16
 
 # Before anything is learnt the bound is this much above the roofline: recorded H200 forwards lie 0.9–1.34 × it.
@@ -34,8 +35,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ``correction`` is [LOG_FEATURES · KNOTS], row by row: log factors at log2(1 + x) = 0, 1, …, scaled per group by
     ``correction_weight``. ``nearby`` are rows of POINT_WIDTH (:mod:`learner.nearby`): log features, group, residual and
     weight of the newest samples, used in groups whose ``nearby_weight`` is 1. ``offset``, ``margin``, ``min_ratio``,
-    ``max_ratio`` are per group (phases alone, then beside another stream): log shift of the mean, upper / mean, and
-    the bounds of mean / roofline.
+    ``max_ratio`` and ``floor_s`` are per group (phases alone, then beside another stream): log shift of the mean,
+    upper / mean, the bounds of mean / roofline, and how long the host takes to launch a forward: none ends before.
     ``coverage`` is the share of times that the margin is meant to cover. ``version`` 0 is the bare roofline.
     """
 
@@ -56,6 +57,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     margin: list[float]
     min_ratio: list[float]
     max_ratio: list[float]
+    floor_s: list[float]
 
     @classmethod
     def roofline(cls) -> Snapshot:
@@ -72,6 +74,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             margin=[COLD_MARGIN] * GROUPS,
             min_ratio=[MIN_RATIO] * GROUPS,
             max_ratio=[MAX_RATIO] * GROUPS,
+            floor_s=[0.0] * GROUPS,
         )
 
     def validate(self) -> None:
@@ -94,6 +97,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         _check("margin", self.margin, GROUPS, 1.0, MAX_MARGIN)
         _check("min_ratio", self.min_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
         _check("max_ratio", self.max_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
+        _check("floor_s", self.floor_s, GROUPS, 0.0, MAX_FLOOR_S)
         if any(low > high for low, high in zip(self.min_ratio, self.max_ratio, strict=True)):
             raise ValueError("snapshot's min_ratio exceeds its max_ratio")
 

@@ -16,7 +16,7 @@ import torch
 class Span:
     """Start and end of one forward, in seconds on :func:`time.perf_counter`'s clock; None until known.
 
-    ``launch_s`` is how long the host took to launch it.
+    ``launch_s`` is how long the host took to launch it; 0 where launching is running.
     """
 
     __slots__ = ("_begin", "_end", "end_s", "launch_s", "start_s")
@@ -53,7 +53,6 @@ class WallClock:
 
     def stop(self, span: Span) -> None:
         span.end_s = time.perf_counter()
-        span.launch_s = span.end_s - span.start_s
 
     def drop(self, span: Span) -> None:
         pass

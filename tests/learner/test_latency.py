@@ -39,6 +39,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         margin=random.uniform(1.0, 2.0, GROUPS).tolist(),
         min_ratio=low.tolist(),
         max_ratio=(low * 10.0 ** random.uniform(0.0, 3.0, GROUPS)).tolist(),
+        floor_s=(random.exponential(1e-3, GROUPS) * (random.random(GROUPS) < 0.4)).tolist(),
     )
 
 
@@ -105,7 +106,9 @@ def test_stays_within_the_bounds(snapshot: Snapshot, batch: list[Request]) -> No
     predicted = MODEL.with_snapshot(snapshot).predict(terms)
     phase = int(terms.column("phase")[0])
     assert (predicted.mean_s >= snapshot.min_ratio[phase] * terms.roofline_s * (1 - 1e-12)).all()
-    assert (predicted.mean_s <= snapshot.max_ratio[phase] * terms.roofline_s * (1 + 1e-12)).all()
+    assert (predicted.mean_s >= snapshot.floor_s[phase] * (terms.roofline_s > 0.0)).all()
+    most_s = np.maximum(snapshot.max_ratio[phase] * terms.roofline_s * (1 + 1e-12), snapshot.floor_s[phase])
+    assert (predicted.mean_s <= most_s).all()
     np.testing.assert_allclose(predicted.upper_s, predicted.mean_s * snapshot.margin[phase])
     assert (predicted.upper_s >= predicted.mean_s).all()
     assert predicted.roofline_s is terms.roofline_s
@@ -165,7 +168,8 @@ def reference(snapshot: Snapshot, terms: Terms, beside: Terms | None) -> list[fl
         shift = nearby_shift(snapshot, terms.matrix[row, -LOG_FEATURES:], group)
         mean *= np.exp(snapshot.nearby_weight[group] * shift)
         roofline = terms.roofline_s[row]
-        out.append(min(max(mean, snapshot.min_ratio[group] * roofline), snapshot.max_ratio[group] * roofline))
+        mean = min(max(mean, snapshot.min_ratio[group] * roofline), snapshot.max_ratio[group] * roofline)
+        out.append(max(mean, snapshot.floor_s[group] if roofline else 0.0))
     return out
 
 
@@ -197,15 +201,21 @@ def test_contention_columns() -> None:
     other = model.terms([4096], [0], 1, 50)
     columns = dict(zip(CONTENTION_COLUMNS, model.contention_columns(own, other), strict=True))
     np.testing.assert_array_equal(columns["beside_forward"], [1.0, 1.0, 1.0])
-    np.testing.assert_allclose(columns["beside_compute_s"], own.column("compute_s"))
-    np.testing.assert_allclose(columns["beside_memory_s"], own.column("memory_s"))
+    # Launching a prefill takes 1 ms for each layer, meanwhile the device is idle or not.
+    computing_s = other.column("compute_s")
+    busy = computing_s / (computing_s + 1e-3 * LARGE.layers)
+    np.testing.assert_allclose(columns["beside_compute_s"], busy * own.column("compute_s"))
+    np.testing.assert_allclose(columns["beside_memory_s"], busy * own.column("memory_s"))
     demand = other.column("memory_whole_s") / other.roofline_s
-    np.testing.assert_allclose(columns["beside_bandwidth_s"], own.column("memory_s") * demand)
+    np.testing.assert_allclose(columns["beside_bandwidth_s"], busy * own.column("memory_s") * demand)
     # The other holds 50 of 66: 16 are disjoint, from 17 on some are shared and 16 are exclusive.
     exclusive = model.terms([1] * 32, [2048] * 32, 32, 16)
     for name in ("compute_s", "memory_s"):
         expected = [0.0, exclusive.column(name)[0], exclusive.column(name)[0]]
-        np.testing.assert_allclose(columns[f"shared_{name}"], expected)
+        np.testing.assert_allclose(columns[f"shared_{name}"], busy * expected)
+    # Decode steps are graphs, which keep the device busy.
+    beside_step = model.contention_columns(other, own.take([0]))
+    np.testing.assert_allclose(beside_step[1], other.column("compute_s"))
 
 
 def test_contexts_beyond_every_knot_are_predicted() -> None:

@@ -130,7 +130,12 @@ def test_whole_device_columns_do_not_depend_on_s(device: str) -> None:
     terms = LatencyModel(SHAPE, profile).terms([100, 1, 1], [0, 20, 3000], 3, np.arange(1, profile.tpcs + 1))
     for name, alone in (("compute_whole_s", "compute_s"), ("memory_whole_s", "memory_s")):
         np.testing.assert_allclose(terms.column(name), terms.column(alone)[-1])
-    assert terms.column("partition_s")[-1] == 0.0
+    shortfall = profile.tpcs / np.arange(1, profile.tpcs + 1) - 1.0
+    for name in ("compute", "memory"):
+        np.testing.assert_allclose(terms.column(f"{name}_partition_s"), terms.column(f"{name}_whole_s") * shortfall)
+    read = SHAPE.layers * 2 * SHAPE.kv_heads * SHAPE.head_dim * SHAPE.kv_bytes * (21 + 3001)
+    expected = read / profile.bandwidth_at(profile.tpcs) * shortfall
+    np.testing.assert_allclose(terms.column("attention_decode_partition_s"), expected)
     assert ((terms.column("bandwidth_demand") > 0.0) & (terms.column("bandwidth_demand") <= 1.0)).all()
 
 

@@ -18,7 +18,9 @@ LENGTHS = {
     "coefficients": TERMS,
     "contention": CONTENTION_TERMS,
     "correction": LOG_FEATURES * KNOTS,
-    **dict.fromkeys(("correction_weight", "nearby_weight", "offset", "margin", "min_ratio", "max_ratio"), GROUPS),
+    **dict.fromkeys(
+        ("correction_weight", "nearby_weight", "offset", "margin", "min_ratio", "max_ratio", "floor_s"), GROUPS
+    ),
 }
 
 
@@ -53,7 +55,7 @@ def test_a_wrong_length_is_refused(snapshot: Snapshot, field: str, longer: bool)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "schema 2"),
+        ({"schema": 1}, "schema 1"),
         ({"version": -1}, "version -1"),
         ({"samples": -1}, "samples -1"),
         ({"created_unix_s": math.nan}, "creation time"),
@@ -64,6 +66,7 @@ def test_a_wrong_length_is_refused(snapshot: Snapshot, field: str, longer: bool)
         ({"nearby": [0.0] * (POINT_WIDTH - 2) + [MOST_CUT + 0.1, 0.5]}, "nearby has a number"),
         ({"nearby": [0.0] * (POINT_WIDTH - 1) + [math.nan]}, "nearby has a number"),
         ({"margin": [0.99] * GROUPS}, "margin"),
+        ({"floor_s": [11.0] * GROUPS}, "floor_s"),
         ({"min_ratio": [2.0] * GROUPS, "max_ratio": [1.0] * GROUPS}, "min_ratio exceeds"),
     ],
 )
