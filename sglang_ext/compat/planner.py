@@ -88,6 +88,7 @@ class Planner:
             max_look_ahead=self.most_steps(running) if decodes else 0,
             page_size=page,
             waited_s=scheduler.waited_s,
+            eager_launch_s=scheduler.windows.eager_launch_s,
             **controller.host_time.overheads(scheduler.after_window)._asdict(),
         )
 

@@ -45,7 +45,13 @@ class Windows:
         self.errors = 0
         # Of the last windows: how long launching a prefill keeps the host, and a decode step the device.
         self._launch_s, self._step_s = 0.03, 0.0
+        self._launching_runs = scheduler.device != "cuda"
         self._holding: Any = None  # what the last prefill reads, which may still run when its window has closed
+
+    @property
+    def eager_launch_s(self) -> float:
+        """How long launching a prefill that is no graph keeps the host busy beside the device; 0 on a CPU."""
+        return 0.0 if self._launching_runs else self._launch_s
 
     def room(self, plan: Plan) -> tuple[int, int]:
         """(steps, spare ones) that fit now that the prefill has its slots; no step sends the prefill alone, counted."""

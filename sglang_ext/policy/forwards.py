@@ -5,6 +5,7 @@ A call costs far more than a batch, so all that is needed when the whole offer d
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
@@ -55,15 +56,17 @@ class Windows(NamedTuple):
 class Forwards:
     """Batches of one situation's requests; what they have in common is prepared once."""
 
-    def __init__(self, situation: Situation, offer: Offer, model: Model) -> None:
+    def __init__(self, situation: Situation, offer: Offer, model: Model, graph_tokens: tuple[int, ...] = ()) -> None:
         self.decodes = len(situation.decode_context)
         self._offer = offer
+        self._eager_s = situation.eager_launch_s if self.decodes else 0.0
+        self._largest_graph = graph_tokens[-1] if graph_tokens else 0
         self._outlook = model.outlook(offer.new, offer.cached, situation.decode_context)
 
     def mixed(self, budgets: list[int]) -> Batches:
         """Every decode and the prefill that each budget buys, on all TPCs; budget 0 is decode alone."""
         times = self._outlook.predict(*self._offer.split([*budgets, *_padding(len(budgets))]))
-        return Batches(budgets, *times[:, : len(budgets)].tolist())
+        return self._batches(budgets, times)
 
     def mixed_and_windows(
         self, budgets: list[int], sizes: list[int], layout: Layout, grown: int
@@ -90,7 +93,23 @@ class Forwards:
             return np.fromiter(chain(*of_sizes), np.float64, 2 * p).reshape(2, p), halves_s
 
         windows = Windows(layout, float(times[1, 0]), float(times[1, 1]), details)
-        return Batches(budgets, *times[:, 2 : len(budgets) + 2].tolist()), windows
+        return self._batches(budgets, times[:, 2:]), windows
+
+    def _batches(self, budgets: list[int], times: FloatArray) -> Batches:
+        """The first of ``times`` are those of ``budgets``. What is launched kernel by kernel is bound later: the host
+        cannot hand over the tokens of the batch before until the device, which it ran ahead of, has nearly ended that
+        one and the rest is launched too."""
+        batches = Batches(budgets, *times[:, : len(budgets)].tolist())
+        eager_s, upper_s = self._eager_s, batches.upper_s
+        if eager_s:
+            first = bisect_right(budgets, 0, key=lambda budget: budget and self._is_eager(budget))
+            for index in range(first, len(budgets)):
+                if upper_s[index] > eager_s:
+                    upper_s[index] += eager_s
+        return batches
+
+    def _is_eager(self, budget: int) -> bool:
+        return self.decodes + self._offer.tokens(budget) > self._largest_graph
 
 
 def _padding(batches: int) -> list[int]:

@@ -74,7 +74,8 @@ class Situation:
     ``max_look_ahead`` the most decode steps that may be launched ahead (0: none). ``host_overhead_s`` is the exposed
     host time before a mixed batch, ``drain_s`` how much more there is before a window (what ran before has to be done
     with first), ``after_window_s`` what there is after one. Mixed batches follow each other no faster than every
-    ``host_period_s``, however little there is for the device to do.
+    ``host_period_s``, however little there is for the device to do. Launching one that no CUDA graph holds takes
+    ``eager_launch_s``, and while it lasts the tokens of the batch before wait.
 
     ``waited_s`` is how long the decodes' last tokens will have waited when this iteration starts, beyond that overhead:
     what was left of the previous window after its last decode step (:attr:`Decision.left_s`, or as measured), 0 after
@@ -93,6 +94,7 @@ class Situation:
     drain_s: float = 0.0
     after_window_s: float = 0.0
     host_period_s: float = 0.0
+    eager_launch_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Weighing:
     def __init__(self, situation: Situation, settings: Settings, model: Model, offered: Offer) -> None:
         self.situation, self.settings = situation, settings
         self._offered, self._tpcs = offered, model.total_tpcs
-        self._forwards = Forwards(situation, offered, model)
+        self._forwards = Forwards(situation, offered, model, settings.graph_tokens)
         self._least = least_budget(offered, settings.least_chunk)
         self._fitting = fitting_budgets(settings.graph_tokens, self._forwards.decodes, offered.page)
         self._most_steps = min(situation.max_look_ahead, settings.max_look_ahead)

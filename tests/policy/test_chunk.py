@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -144,3 +146,23 @@ def test_budgets_that_fill_a_graph_are_whole_pages_that_leave_room_for_the_decod
     assert fitting_budgets((64, 128, 256), 40, 16) == (16, 80, 208)
     assert fitting_budgets((64, 128), 64, 1) == (64,)
     assert fitting_budgets((), 64, 1) == ()
+
+
+def test_what_no_graph_holds_is_bound_by_its_launch_too() -> None:
+    """While the host launches a batch kernel by kernel, the tokens of the batch before it wait."""
+    graphs = (256, 512)
+    s = Situation(np.full(4, 100), np.array([8000]), np.array([0]), 0.1, 8000, 0, eager_launch_s=0.03)
+    offered, model = offer(s), Analytic()
+    plain, late = Forwards(s, offered, model), Forwards(s, offered, model, graphs)
+    budgets = [0, 252, 508, 509, 4000, 8000]
+    without = Forwards(replace(s, eager_launch_s=0.0), offered, model, graphs).mixed(budgets)
+    found = late.mixed(budgets)
+    assert found.mean_s == without.mean_s
+    added = [round(a - b, 9) for a, b in zip(found.upper_s, without.upper_s, strict=True)]
+    # A batch that ends before the next is launched holds nothing up: then the host sets the pace.
+    assert added == [0.0, 0.0, 0.0, *(0.03 * (without.upper_s[at] > 0.03) for at in (3, 4, 5))]
+    assert added[-1] == 0.03
+    # Without graphs every batch with prefill is launched so; without decodes nobody waits.
+    assert plain.mixed([0, 8000]).upper_s[1] == pytest.approx(without.upper_s[5] + 0.03)
+    nobody = replace(s, decode_context=np.empty(0, dtype=np.int64))
+    assert Forwards(nobody, offered, model).mixed([8000]).upper_s[0] < found.upper_s[5] - 0.03
