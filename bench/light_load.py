@@ -2,8 +2,8 @@
 
 Stock SGLang and conflux serve side by side on one GPU, each idle while the other is measured: bursts of one and of
 sixteen equal requests, in turns. Reported are TTFT and TPOT of both, the mean of the paired differences with its 95 %
-interval, and each server's start-up time and GPU memory. The first server ever started on a machine compiles kernels for
-minutes, whichever it is: start one before. Needs an NVIDIA GPU.
+interval, and each server's start-up time and GPU memory. The first server ever started on a machine compiles kernels
+for minutes, whichever it is: start one before. Needs an NVIDIA GPU.
 """
 
 from __future__ import annotations

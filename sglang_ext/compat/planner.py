@@ -24,6 +24,9 @@ _MATCH_HEAD = 32
 _MATCH_AGE_S = 0.25
 _WAITING_SEEN = 64
 _LONGEST_TTFT_S = 60.0
+# A token passes through two more processes before it is sent, some sooner than others: by a millisecond or so, and no
+# more than this share of a target is set aside for it.
+_DELIVERY_S, _DELIVERY_SHARE = 1e-3, 0.05
 
 
 class Planner:
@@ -34,6 +37,8 @@ class Planner:
         self._orders_queue = scheduler.server_args.schedule_policy == "fcfs"
         # What the user or SGLang set; the scheduler's own field holds one iteration's decision.
         self._chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
+        self.tbt_slo_s = scheduler.controller.config.tbt_slo_s
+        """The smallest target of the decodes that :meth:`situation` last saw."""
 
     def order_waiting(self) -> None:
         """Put the queue in order, unless the user chose another --schedule-policy."""
@@ -79,11 +84,13 @@ class Planner:
         page = scheduler.page_size
         budget = min(self._chunk, scheduler.max_prefill_tokens) // page * page
         controller = scheduler.controller
+        targets_s = (req.conflux.tbt_slo_s for req in running.reqs)
+        self.tbt_slo_s = tbt_slo_s = min(targets_s, default=controller.config.tbt_slo_s)
         return Situation(
             decode_context=running.seq_lens_cpu.numpy() if decodes else np.empty(0, dtype=np.int64),
             prefill_new=np.array(new, dtype=np.int64),
             prefill_cached=np.array(cached, dtype=np.int64),
-            tbt_slo_s=min((req.conflux.tbt_slo_s for req in running.reqs), default=controller.config.tbt_slo_s),
+            tbt_slo_s=tbt_slo_s - min(_DELIVERY_S, _DELIVERY_SHARE * tbt_slo_s),
             prefill_budget=max(budget, page),
             max_look_ahead=self.most_steps(running) if decodes else 0,
             page_size=page,

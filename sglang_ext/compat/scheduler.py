@@ -209,7 +209,7 @@ class ConfluxScheduler(Scheduler):
             slo_s = min((req.conflux.tbt_slo_s for req in batch.reqs), default=config.tbt_slo_s)
             decodes = len(batch.reqs) if batch.forward_mode.is_decode() else 0
         else:
-            slo_s, decodes = plan.situation.tbt_slo_s, len(plan.situation.decode_context)
+            slo_s, decodes = self.planner.tbt_slo_s, len(plan.situation.decode_context)
         return self.controller.begin(
             plan.decision if plan else None,
             plan.mode if plan else "temporal",

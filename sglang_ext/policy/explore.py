@@ -8,6 +8,9 @@ import numpy as np
 
 from sglang_ext.policy.types import MODES, CandidateTable
 
+_CLOSE = 0.85
+"""What share of its mode's best rate a plan must have to be tried."""
+
 
 class Explorer:
     """Bounded exploration, the same for the same seed and history.
@@ -16,8 +19,8 @@ class Explorer:
     each earns that much credit, a turn costs one whether or not it finds a plan, and no more than ``BURST`` is saved
     up. Only plans whose
     largest gap stays below τ by ``slack`` (a fraction) are tried, and only while the chosen plan's does too: a
-    prediction that is wrong by that much still breaks nothing. Of the other modes the one tried least is next, on a
-    random division of the device.
+    prediction that is wrong by that much still breaks nothing. Of the other modes the one tried least is next, in any
+    of its plans that come close to its best: to try a mode where it is at its worst would cost much and tell little.
 
     Only an ``auto`` that can run two halves at once explores: otherwise all its plans are mixed batches, which differ
     in size alone, and sizes vary by themselves.
@@ -54,6 +57,7 @@ class Explorer:
             return None
         others = np.unique(mode[safe]).tolist()
         least = min(others, key=lambda code: self.tried[code])
-        rows = np.flatnonzero(safe & (mode == least)).tolist()
+        rate = table["tokens_per_s"] * (safe & (mode == least))
+        rows = np.flatnonzero(rate >= _CLOSE * rate.max()).tolist()
         self.tried[least] += 1
         return int(self._random.choice(rows))

@@ -159,9 +159,12 @@ def mixed_plan(mode: int, batch: Batch, tokens: int, decodes: int, tpcs: int, si
 
 
 def one_phase(situation: Situation, model: Model, offered: Offer) -> Plan:
-    """Decode alone, or the whole prefill alone, or nothing at all."""
-    decodes, batch = len(situation.decode_context), Batch(0, 0.0, 0.0, 0.0)
-    if decodes or offered.most:
-        batch = Forwards(situation, offered, model).mixed([offered.most]).at(0)
-    tokens = decodes + offered.tokens(offered.most)
-    return mixed_plan(TEMPORAL, batch, tokens, decodes, model.total_tpcs, situation)
+    """Decode alone, or the whole prefill alone, or nothing at all.
+
+    Prefill alone is not predicted, its times are 0: there is nothing to choose, and the device is idle meanwhile.
+    """
+    decodes = len(situation.decode_context)
+    if decodes:
+        batch = Forwards(situation, offered, model).mixed([0]).at(0)
+        return mixed_plan(TEMPORAL, batch, decodes, decodes, model.total_tpcs, situation)
+    return Plan(TEMPORAL, offered.most, model.total_tpcs, model.total_tpcs, 0, *(0.0,) * 5, True, 0.0)

@@ -151,6 +151,8 @@ def test_one_phase_alone_leaves_nothing_to_share() -> None:
         prefill = decide(changed(decode_context=none, tbt_slo_s=5e-3, prefill_budget=300), chosen, MODEL)
         assert (prefill.mode, prefill.reason, prefill.prefill_tokens) == ("temporal", "idle", 300)
         assert prefill.largest_gap_s == 0
+        # Nor is it predicted, while the device waits.
+        assert prefill.predicted_s == 0
         nothing = decide(changed(decode_context=none, prefill_new=none, prefill_cached=none), chosen, MODEL)
         assert (nothing.reason, nothing.prefill_tokens, nothing.predicted_s) == ("idle", 0, 0.0)
 

@@ -63,6 +63,13 @@ def test_only_safe_plans_of_other_modes_are_tried_the_rarest_mode_first() -> Non
     assert max(explorer.tried[1:]) - min(explorer.tried[1:]) <= 1
 
 
+def test_a_mode_is_tried_where_it_comes_close_to_its_best() -> None:
+    plans = table([0, 2, 2, 2, 3], [0.01] * 5)
+    plans.matrix[CandidateTable.COLUMNS.index("tokens_per_s")] = [5.0, 1.0, 0.9, 0.5, 0.1]
+    explorer = Explorer()
+    assert {explorer.pick(plans, 0, 0.1) for _ in range(60)} == {1, 2, 4}
+
+
 def test_nothing_is_tried_without_slack_in_the_chosen_plan() -> None:
     plans = table([0, 2], [0.09, 0.02])
     assert Explorer(slack=0.2).pick(plans, 0, 0.1) is None
