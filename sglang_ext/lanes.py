@@ -7,6 +7,7 @@ have one lane for everything.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -71,8 +72,11 @@ class RandomLane(OneLane):
     failing = (2, 5)
     """Which windows' prefills cannot be launched."""
 
-    def __init__(self, seed: int, fails: bool = True) -> None:
+    def __init__(
+        self, seed: int, fails: bool = True, around_prefill: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         super().__init__("random")
+        self._around_prefill = around_prefill
         self._random = random.Random(seed)
         self._prefills, self._failing = 0, self.failing if fails else ()
 
@@ -80,7 +84,7 @@ class RandomLane(OneLane):
         self._prefills += 1
         if self._prefills in self._failing:
             raise RuntimeError("no prefill here: a test")
-        return nullcontext()
+        return self._around_prefill()
 
     def prefill_runs(self) -> bool:
         return self._random.random() < 0.7

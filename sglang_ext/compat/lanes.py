@@ -6,12 +6,14 @@ import logging
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sglang_ext.compat.graphs import Captured, capture_level
+from sglang_ext.compat.groups import PrefillGroup
+from sglang_ext.compat.ranks import agree
 
 if TYPE_CHECKING:
     from sglang_ext.compat.scheduler import ConfluxScheduler
@@ -53,22 +55,28 @@ class GpuLanes:
         self._copy_context = torch.cuda.stream(self._copy)
         self._graphs: dict[int, Captured] = {}
         self._prefill_end: torch.cuda.Event | None = None
+        self._prefill_group = PrefillGroup() if scheduler.ps.tp_size > 1 else None
         self._capture(budget_s)
         self.levels = tuple(sorted(self._graphs))
 
     def _capture(self, budget_s: float) -> None:
-        """Decode graphs for the levels, those of most use first, while the start-up budget lasts."""
+        """Decode graphs for the levels, those of most use first, while the start-up budget lasts.
+
+        Capturing exchanges addresses between ranks, so that all capture the same.
+        """
         stock = self._runner.decode_cuda_graph_runner
         sizes = [size for size in stock.capture_bs if size in _SIZES] or stock.capture_bs[-1:]
         begin_s, taken_s = time.perf_counter(), 0.0
         for level in _useful_first(self._control.levels):
-            if time.perf_counter() - begin_s + taken_s > budget_s:
+            if self._agreed(time.perf_counter() - begin_s + taken_s > budget_s):
                 break
             one_s = time.perf_counter()
             stream = self._control.partition(level).decode
             try:
                 captured = capture_level(self._runner, stream, sizes, level)
             except RuntimeError as error:  # out of memory among them
+                if self._prefill_group is not None:
+                    raise  # the other ranks wait
                 # Stock starts here, so conflux does: with the levels that there is room for.
                 logger.warning("conflux: no decode graphs on %d TPCs, nor on further levels: %s", level, error)
                 traceback.clear_frames(error.__traceback__)
@@ -76,10 +84,14 @@ class GpuLanes:
                 break
             self._decode[level], self._graphs[level] = stream, captured
             taken_s = time.perf_counter() - one_s
-            if torch.cuda.mem_get_info()[0] < _LEAST_FREE_BYTES + captured.mib * 2**20:
+            if self._agreed(torch.cuda.mem_get_info()[0] < _LEAST_FREE_BYTES + captured.mib * 2**20):
                 logger.info("conflux: the GPU has no memory for decode graphs on more levels")
                 break
         self._capture_s = round(time.perf_counter() - begin_s, 1)
+
+    def _agreed(self, mine: bool) -> bool:
+        """Rank 0's answer."""
+        return agree(self._scheduler, lambda: mine)
 
     @contextmanager
     def window(self, tpcs: int) -> Iterator[None]:
@@ -110,7 +122,7 @@ class GpuLanes:
         # Prefill graphs share memory and input buffers with the decode graphs that run beside.
         graphs, self._runner.prefill_cuda_graph_runner = self._runner.prefill_cuda_graph_runner, None
         try:
-            with self._in_use(stream, copy=False):
+            with self._in_use(stream, copy=False), self._communicators():
                 yield
         finally:
             self._runner.prefill_cuda_graph_runner = graphs
@@ -118,6 +130,10 @@ class GpuLanes:
             end.record(stream)
             stock.wait_event(end)
             self._prefill_end = end
+
+    def _communicators(self) -> AbstractContextManager[None]:
+        """What the prefill's ranks exchange, they exchange through a group of its own."""
+        return nullcontext() if self._prefill_group is None else self._prefill_group.in_use()
 
     @contextmanager
     def _in_use(self, stream: torch.cuda.Stream, copy: bool) -> Iterator[None]:

@@ -19,6 +19,7 @@ from learner.latency import LatencyModel
 from learner.record_file import RecordWriter
 from learner.records import Header
 from learner.shape import ModelShape
+from sglang_ext.compat import groups
 from sglang_ext.compat.graphs import decode_graphs_on, prefill_graph_tokens
 from sglang_ext.compat.lanes import ATTENTION_BACKENDS, GpuLanes
 from sglang_ext.compat.ranks import common
@@ -34,6 +35,8 @@ from sglang_ext.timing import make_clock
 
 if TYPE_CHECKING:
     from sglang.srt.managers.scheduler import Scheduler
+
+    from sglang_ext.sm.control import SmControl
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +80,20 @@ def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callabl
     decode = control.reserve(control.levels[0]).decode
     with decode_graphs_on(decode, torch.cuda.Stream(priority=decode.priority)):
         serial, budget_s = os.environ.get("CONFLUX_TESTING") == "serial", _config(server_args).graph_budget_s
-        yield lambda scheduler: GpuLanes(scheduler, control, budget_s=budget_s, serial=serial)
+        yield lambda scheduler: _gpu_lanes(scheduler, control, budget_s, serial)
+
+
+def _gpu_lanes(scheduler: Scheduler, control: SmControl, budget_s: float, serial: bool) -> Lanes:
+    if scheduler.ps.tp_size > 1 and not groups.decode_adds_up_itself():
+        return OneLane("SGLang's custom all-reduce does not work between these GPUs")
+    return GpuLanes(scheduler, control, budget_s=budget_s, serial=serial)
 
 
 def _random_lane(scheduler: Scheduler) -> RandomLane:
+    if scheduler.ps.tp_size == 1:
+        return RandomLane(seed=0)
     # One of several ranks may not go on alone after an error.
-    return RandomLane(seed=scheduler.ps.tp_rank, fails=scheduler.ps.tp_size == 1)
+    return RandomLane(scheduler.ps.tp_rank, fails=False, around_prefill=groups.PrefillGroup().in_use)
 
 
 def _one_lane(chosen: Chosen, server_args: Any) -> str | None:
@@ -99,7 +110,10 @@ def _one_lane(chosen: Chosen, server_args: Any) -> str | None:
     if not chosen.control.levels:
         return "there is no SM control"
     if server_args.tp_size > 1:
-        return "with --tp-size above 1 both would use one communicator"
+        if os.environ.get("CONFLUX_TESTING") != "ranks":
+            return "with --tp-size above 1 that is not proved yet"
+        if (obstacle := groups.obstacle(server_args)) is not None:
+            return obstacle
     if not backends <= set(ATTENTION_BACKENDS):
         return f"--attention-backend must be {' or '.join(ATTENTION_BACKENDS)} for that"
     if not _config(server_args).graph_budget_s:

@@ -23,6 +23,7 @@ def test_two_ranks_serve_what_stocks_one_does(stock, tmp_path):
         for attempt in ("first", "second"):
             workload.assert_same(expected, workload.run(server, requests), f"{attempt} round")
         exactness.assert_pool_empty(server, 2000)
+        assert "conflux_prefill_tp" in server.log_text()  # a window's prefill adds up over a group of its own
         windows = exactness.conflux_state(server)["windows"]
         assert max(map(int, windows["by_size"])) > 1
         decided = {labels["mode"]: value for labels, value in server.metrics()["conflux:decisions_total"]}
