@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench.plan import PlannedRequest
-from bench.results import LoadResult, RequestResult
+from sglang_ext.served import LoadResult, RequestResult
 
 if TYPE_CHECKING:
     import aiohttp

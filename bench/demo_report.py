@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine_speed import PROBE_DECODES, Load, MachineSpeed
-from bench.results import LoadResult, Summary
+from sglang_ext.served import LoadResult, Summary
 from learner.page import Section, Table, Text, write_html
 from learner.plots import gap_distribution
 from learner.record_file import RecordReader

@@ -22,7 +22,7 @@ from typing import Any
 from bench.client import replay
 from bench.machine_facts import machine_facts
 from bench.plan import PlannedRequest
-from bench.results import LoadResult, quantile
+from sglang_ext.served import LoadResult, quantile
 from bench.server import ServerError, ServerProcess
 from bench.shapes import SHAPES, gpu_args, shape_folder
 from bench.switched import conflux_state, set_mode, settle

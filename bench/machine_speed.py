@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bench.client import run_load
 from bench.plan import make_plan
-from bench.results import LoadResult, quantile
+from sglang_ext.served import LoadResult, quantile
 from learner.traces import TraceRequest, at_rate, scale_lengths
 
 PROBE_PROMPT_TOKENS = 192

@@ -22,6 +22,7 @@ def replay_parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="conflux replay",
         description="Run recorded timings through a fresh learner, in order, and report how well it predicts.",
+        epilog="To serve a request trace on simulated time: conflux replay --trace FILE (see its --help).",
         allow_abbrev=False,
     )
     options.add_argument("record", metavar="RECORD", help="a record file (--conflux-record); .gz is unpacked")

@@ -12,7 +12,8 @@ COMMANDS = {
     "doctor": "what this machine can do, what conflux will do on it, and what you could change",
     "calibrate": "measure this device's curves of compute and bandwidth",
     "learner": "run a learner of its own, for --conflux-learner ADDRESS",
-    "replay": "accuracy of the latency model on a file written with --conflux-record",
+    "replay": "accuracy of the latency model on a file written with --conflux-record; with --trace, a request trace on "
+    "simulated time",
 }
 _EPILOG = "Serve with:  python -m sglang.launch_server --model-path MODEL --backend conflux [options below]"
 
@@ -44,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(rest)
     if command == "replay":
+        if any(argument.partition("=")[0] == "--trace" for argument in rest):
+            from sglang_ext.simulate.command import simulate
+
+            return simulate(rest)
         from learner.cli import replay
 
         return replay(rest)

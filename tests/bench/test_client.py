@@ -13,7 +13,7 @@ import pytest
 
 from bench.client import replay
 from bench.plan import PlannedRequest, make_plan
-from bench.results import LoadResult
+from sglang_ext.served import LoadResult
 from learner.traces import TraceRequest
 from tests.bench.stub import Script, stub_server
 

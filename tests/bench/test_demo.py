@@ -12,7 +12,7 @@ import pytest
 from bench import demo, serve
 from bench.demo_report import Outcome, print_outcome, write_report
 from bench.machine_speed import Load, MachineSpeed, ProbeError
-from bench.results import LoadResult, RequestResult
+from sglang_ext.served import LoadResult, RequestResult
 from bench.server import ServerError
 from bench.serving import server_args
 from learner.record_file import RecordWriter

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import exactness, interference, light_load, modes, shapes, timeline
-from bench.results import LoadResult, RequestResult
+from sglang_ext.served import LoadResult, RequestResult
 from learner.shape import ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]

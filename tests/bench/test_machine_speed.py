@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench import machine_speed
 from bench.machine_speed import MachineSpeed, measure_speed, scale_to_machine
-from bench.results import LoadResult, RequestResult
+from sglang_ext.served import LoadResult, RequestResult
 from learner.traces import TraceRequest
 
 TRACE = [TraceRequest(0.37 * i * i % 100 + i, 200 + 37 * i % 7000, 1 + 13 * i % 90) for i in range(300)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.results import LoadResult, RequestResult
+from sglang_ext.served import LoadResult, RequestResult
 
 
 def result(event_s: list[float], *, sent_s: float = 0.0, tokens: list[int] | None = None, ok: bool = True):

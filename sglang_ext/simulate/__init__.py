@@ -1,0 +1,1 @@
+"""Serving a trace on simulated time: the real policy decides, a latency model is the device."""
