@@ -60,7 +60,7 @@ def test_a_record_teaches_the_device(trace, capsys) -> None:
     assert replay("--trace", trace, "--record", path, "--systems", "stock-mixed-512", "conflux-duet") == 0
     out = capsys.readouterr().out
     assert re.search(r"learnt from [\d,]+ iterations of h200-qwen3-8b-spatial", out)
-    assert "Qwen3-8B" in out
+    assert "device: NVIDIA H200" in out
     assert replay("--trace", trace, "--record", path, "--device", "h200") == 2
     assert "leave out --model and --device" in capsys.readouterr().err
 
