@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine_speed import PROBE_DECODES, Load, MachineSpeed
-from sglang_ext.served import LoadResult, Summary
 from learner.page import Section, Table, Text, write_html
 from learner.plots import gap_distribution
 from learner.record_file import RecordReader
 from learner.records import Header, Iteration
 from learner.replay import ReplayError, ReplayReport, Steps, replay
 from learner.report import replay_json, replay_sections, write_json
+from sglang_ext.served import LoadResult, Summary
 
 GIVEN_UP = "given up at the deadline"
 SHOWN_PREDICTORS = ("roofline", "persistence", "learner")

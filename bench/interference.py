@@ -22,20 +22,14 @@ from typing import Any
 from bench.client import replay
 from bench.machine_facts import machine_facts
 from bench.plan import PlannedRequest
-from sglang_ext.served import LoadResult, quantile
-from bench.server import ServerError, ServerProcess
-from bench.shapes import SHAPES, gpu_args, shape_folder
+from bench.server import ServerError
+from bench.shapes import SHAPES
 from bench.switched import conflux_state, set_mode, settle
+from bench.systems import CONFLUX, ROOT, STOCK, groups, server
+from sglang_ext.served import LoadResult, quantile
 
 DECODES, CONTEXT, LONG_PROMPT, LONG_EVERY_S = 32, 2048, 8192, 1.0
 DECODES_FROM_S, LONG_FROM_S = 0.0, 2.0
-ROOT = Path(__file__).resolve().parent.parent
-
-STOCK = {"stock": ()} | {
-    f"stock-mixed-{chunk}": ("--enable-mixed-chunk", "--chunked-prefill-size", str(chunk))
-    for chunk in (512, 1024, 2048, 8192)
-}
-CONFLUX = {f"conflux-{mode}": mode for mode in ("auto", "chunked", "temporal", "spatial", "reserved", "duet")}
 
 
 def main() -> int:
@@ -52,10 +46,7 @@ def main() -> int:
     given = parser.parse_args()
     begin_s = time.monotonic()
     report = _read(given.output)
-    # One server for all of conflux's modes.
-    groups = [[system] for system in given.systems if system in STOCK]
-    groups.append([system for system in given.systems if system in CONFLUX])
-    for group in groups:
+    for group in groups(given.systems):
         left = _missing(report, group, given)
         if not left:
             continue
@@ -77,32 +68,23 @@ def main() -> int:
 
 def measure(points: list[tuple[str, float]], given: argparse.Namespace, until_s: float) -> Iterator[dict[str, Any]]:
     """So many points of one server."""
-    given.logs.mkdir(parents=True, exist_ok=True)
-    args, first = gpu_args(shape_folder(given.model, given.logs)), points[0][0]
-    if first in STOCK:
-        args += STOCK[first]
-    else:
-        args += ["--backend", "conflux", "--conflux-state-dir", str(given.logs / "state")]
-        args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")]
     start_s = time.monotonic()
-    args += given.server_args
-    server = ServerProcess(args, log=given.logs / f"{first}.log", cwd=ROOT, startup_timeout_s=300.0)
-    with server:
+    with server(points[0][0], given) as running:
         up_s = time.monotonic() - start_s
         for number, (system, target) in enumerate(points):
             if time.monotonic() > until_s:
                 return
             if system in CONFLUX:
-                set_mode(server.url, CONFLUX[system], target)
-            loaded = asyncio.run(_load(server.url, target, given, seed=number))
+                set_mode(running.url, CONFLUX[system], target)
+            loaded = asyncio.run(_load(running.url, target, given, seed=number))
             yield {
                 "system": system,
                 "tbt_slo_ms": target,
                 **summary(loaded, LONG_FROM_S + given.warm_up, given.seconds, target),
                 "start_s": round(up_s, 1),
-                "state": _state(server.url) if system in CONFLUX else None,
+                "state": _state(running.url) if system in CONFLUX else None,
             }
-            settle(server.url)
+            settle(running.url)
 
 
 async def _load(url: str, tbt_slo_ms: float, given: argparse.Namespace, seed: int) -> LoadResult:

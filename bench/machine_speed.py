@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from bench.client import run_load
 from bench.plan import make_plan
-from sglang_ext.served import LoadResult, quantile
 from learner.traces import TraceRequest, at_rate, scale_lengths
+from sglang_ext.served import LoadResult, quantile
 
 PROBE_PROMPT_TOKENS = 192
 PROBE_DECODES = 6

@@ -13,8 +13,8 @@ import pytest
 
 from bench.client import replay
 from bench.plan import PlannedRequest, make_plan
-from sglang_ext.served import LoadResult
 from learner.traces import TraceRequest
+from sglang_ext.served import LoadResult
 from tests.bench.stub import Script, stub_server
 
 SLACK_S = 0.08  # what a busy machine may add to a sleep

@@ -12,11 +12,11 @@ import pytest
 from bench import demo, serve
 from bench.demo_report import Outcome, print_outcome, write_report
 from bench.machine_speed import Load, MachineSpeed, ProbeError
-from sglang_ext.served import LoadResult, RequestResult
 from bench.server import ServerError
 from bench.serving import server_args
 from learner.record_file import RecordWriter
 from learner.traces import TraceRequest
+from sglang_ext.served import LoadResult, RequestResult
 from tests.learner.generated import header
 from tests.learner.workload import workload
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import random
 from pathlib import Path
 
 import pytest
 
-from bench import exactness, interference, light_load, modes, shapes, timeline
-from sglang_ext.served import LoadResult, RequestResult
+from bench import collect, exactness, interference, light_load, modes, shapes, sweep, systems, timeline
 from learner.shape import ModelShape
+from sglang_ext.served import LoadResult, RequestResult
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,3 +119,37 @@ def test_a_timeline_is_drawn_from_a_record(tmp_path: Path, monkeypatch: pytest.M
 
 def test_prefill_graph_sizes_ascend() -> None:
     assert all(a < b for a, b in itertools.pairwise(shapes.PREFILL_GRAPH_TOKENS))
+
+
+def test_groups_share_one_server_among_confluxs_modes() -> None:
+    names = ["conflux-auto", "stock", "conflux-duet", "stock-mixed-512"]
+    assert systems.groups(names) == [["stock"], ["stock-mixed-512"], ["conflux-auto", "conflux-duet"]]
+    assert systems.groups(["stock"]) == [["stock"]]
+    with pytest.raises(ValueError, match="unknown system 'vllm'"):
+        systems.groups(["vllm"])
+
+
+def test_a_sweep_knows_what_it_lacks_and_judges_by_every_target() -> None:
+    given = argparse.Namespace(
+        trace=Path("x/azure.csv"), rates=[2.0, 4.0], tbt_slo_ms=[25.0, 50.0], ttft_slo_ms=1000.0, model="Qwen3-8B"
+    )
+    asked = sweep.missing({"points": []}, ["stock", "conflux-auto"], given)
+    assert len(asked) == 2 + 4
+    done = {"points": [{**asked[0]._asdict(), "model": "Qwen3-8B"}, {**asked[2]._asdict(), "model": "other"}]}
+    assert sweep.missing(done, ["stock", "conflux-auto"], given) == asked[1:]
+    slow = RequestResult(0, 0.0, 0.0, 0.4, 10, 3, [0.3, 0.34, 0.38], [1, 2, 3])
+    quick = RequestResult(1, 0.0, 0.0, 0.4, 10, 3, [0.3, 0.32, 0.34], [1, 2, 3])
+    found = sweep.figures(LoadResult([slow, quick], 1.0), asked[0], given)
+    assert found["strict"] == {"25": 0.5, "50": 1.0}
+    assert found["completed"] == 2
+    assert found["max_itl_ms"] == pytest.approx(40.0)
+
+
+def test_collected_loads_are_of_their_kind() -> None:
+    rng = random.Random(1)
+    for kind in collect.KINDS:
+        plan = collect.requests(kind, 25.0, 4.0, 2000, rng)
+        assert len(plan) >= 0.5 * 4.0 * kind.rate
+        assert [one.arrival_s for one in plan] == sorted(one.arrival_s for one in plan)
+        assert all(kind.prompt[0] <= len(one.input_ids) <= kind.prompt[1] for one in plan)
+        assert all(kind.answer[0] <= one.output_tokens <= kind.answer[1] for one in plan)

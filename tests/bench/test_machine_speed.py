@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bench import machine_speed
 from bench.machine_speed import MachineSpeed, measure_speed, scale_to_machine
-from sglang_ext.served import LoadResult, RequestResult
 from learner.traces import TraceRequest
+from sglang_ext.served import LoadResult, RequestResult
 
 TRACE = [TraceRequest(0.37 * i * i % 100 + i, 200 + 37 * i % 7000, 1 + 13 * i % 90) for i in range(300)]
 TRACE.sort(key=lambda request: request.arrival_s)

@@ -1,0 +1,44 @@
+"""Systems that are compared on one GPU, and how each is started."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bench.server import ServerProcess
+from bench.shapes import gpu_args, shape_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+
+STOCK: dict[str, tuple[str, ...]] = {"stock": ()} | {
+    f"stock-mixed-{chunk}": ("--enable-mixed-chunk", "--chunked-prefill-size", str(chunk))
+    for chunk in (512, 1024, 2048, 4096, 8192)
+}
+CONFLUX = {f"conflux-{mode}": mode for mode in ("auto", "chunked", "temporal", "spatial", "reserved", "duet")}
+
+
+def groups(systems: list[str]) -> list[list[str]]:
+    """Systems by the server that serves them: one for each of stock's settings, one for all of conflux's modes.
+
+    Raises ValueError for a name that is none of STOCK or CONFLUX.
+    """
+    if unknown := [system for system in systems if system not in {*STOCK, *CONFLUX}]:
+        raise ValueError(f"unknown system {unknown[0]!r}: one of {', '.join([*STOCK, *CONFLUX])}")
+    stock = [[system] for system in systems if system in STOCK]
+    own = [system for system in systems if system in CONFLUX]
+    return [*stock, own] if own else stock
+
+
+def server(first: str, given: argparse.Namespace, **options: float) -> ServerProcess:
+    """The server for a group, by its first system. Of ``given``: ``model``, ``logs`` and ``server_args``; ``options``
+    are those of :func:`bench.shapes.gpu_args`. Conflux records what it does under ``logs``."""
+    given.logs.mkdir(parents=True, exist_ok=True)
+    args = gpu_args(shape_folder(given.model, given.logs), **options)  # type: ignore[arg-type]
+    if first in STOCK:
+        args += STOCK[first]
+    else:
+        args += ["--backend", "conflux", "--conflux-state-dir", str(given.logs / "state")]
+        args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")]
+    return ServerProcess(
+        [*args, *given.server_args], log=given.logs / f"{first}.log", cwd=ROOT, startup_timeout_s=300.0
+    )
