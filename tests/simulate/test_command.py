@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +104,10 @@ def test_options_that_are_no_numbers_are_refused(trace, capsys) -> None:
         with pytest.raises(SystemExit):
             replay("--trace", trace, option, value)
         assert option in capsys.readouterr().err
+
+
+def test_it_needs_neither_torch_nor_sglang() -> None:
+    code = "import sys, sglang_ext.simulate.command; print({name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "learner" in done.stdout
+    assert not {"torch", "sglang"} & ast.literal_eval(done.stdout)
