@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.conformal import AdaptiveLevel, undisturbed_quantile
+from learner.drift import DriftAlarm, DriftState
 from learner.window import Batch, Window, WindowState
 
 FloatArray = npt.NDArray[np.float64]
@@ -41,6 +42,7 @@ class CalibrationState(msgspec.Struct, frozen=True):
     plain_error: float
     nearby_error: float
     launches_s: list[float]
+    alarm: DriftState
 
 
 class Calibration:
@@ -54,19 +56,23 @@ class Calibration:
         self._error = self._corrected_error = 0.0
         self._plain_error = self._nearby_error = 0.0
         self._launches_s: deque[float] = deque(maxlen=LAUNCHES)
+        self.alarm = DriftAlarm()
         # Samples accepted before this one are from before the newest drift.
         self.stale_before = 0
         # Medians of log(measured / mean) over recent samples, without the correction and with it.
         self.centre = self.corrected_centre = 0.0
 
-    def judge(self, residual: float, correction: float, published: float, nearby: float, missed: bool) -> None:
+    def judge(
+        self, residual: float, correction: float, published: float, nearby: float, error: float, missed: bool
+    ) -> None:
         """Take note of how well a sample was predicted.
 
         ``residual``: log(measured / physical terms); ``correction``: the log correction it would have had;
-        ``published``: log(measured / mean) but for what was nearby, and ``nearby`` that shift; ``missed``: whether it
-        exceeded its upper bound.
+        ``published``: log(measured / mean) but for what was nearby, and ``nearby`` that shift; ``error``:
+        |mean / measured − 1| with all that was published; ``missed``: whether it exceeded its upper bound.
         """
         self._level.update(missed)
+        self.alarm.judge(error)
         self._residuals.append(published)
         self._judged += 1
         share = 1.0 / min(self._judged, JUDGED_SAMPLES)
@@ -137,6 +143,7 @@ class Calibration:
             self._plain_error,
             self._nearby_error,
             list(self._launches_s),
+            self.alarm.state(),
         )
 
     def restore(self, state: CalibrationState) -> None:
@@ -145,6 +152,7 @@ class Calibration:
         if not np.isfinite([state.alpha, *errors, *state.launches_s]).all() or min(state.launches_s, default=0.0) < 0.0:
             raise ValueError("a stored calibration holds numbers that are not finite, or negative times")
         self._recent.restore(state.recent)
+        self.alarm.restore(state.alarm)
         self._level = AdaptiveLevel(self._level.target, state.alpha)
         self.stale_before, self._judged = state.stale_before, state.judged
         self._error, self._corrected_error, self._plain_error, self._nearby_error = errors

@@ -24,7 +24,7 @@ from learner.calibration import OFFSET_SAMPLES, Calibration, CalibrationState
 from learner.columns import DECODE, PHASES, TERMS
 from learner.contention import CONTENTION_TERMS
 from learner.device import DeviceProfile
-from learner.fitting import fit_correction, fit_terms, logs_of, weighted_quantile
+from learner.fitting import fit_correction, fit_terms, logs_of, ratio_bounds, weighted_quantile
 from learner.latency import LatencyModel, Prediction, Terms
 from learner.nearby import points_of
 from learner.records import Iteration
@@ -49,8 +49,6 @@ CORRECTION_SAMPLES = 64
 LEAST_LEVEL = 8
 # Decode's mean is this quantile of its residuals: a step predicted too short costs more than one predicted too long.
 DECODE_QUANTILE = 0.6
-# Means stay within these quantiles of measured / roofline, and a factor.
-RATIO_QUANTILE, RATIO_SLACK = 0.005, 4.0
 # Residuals of a fit flatter it while samples are few: they are widened by this many over the samples.
 OPTIMISM_SAMPLES = 16.0
 
@@ -198,7 +196,7 @@ class OnlineEstimator:
                 at = batch.group == group
                 residual[at] -= weighted_quantile(residual[at], weights[at], 0.5)
             draft.correction[:] = fit_correction(logs_of(batch), residual, weights).ravel().tolist()
-        self._bound(draft, batch)
+        draft.min_ratio[:], draft.max_ratio[:] = ratio_bounds(batch, FEWEST_NEW)
         self._calibrate(draft)
         return draft
 
@@ -292,6 +290,7 @@ class OnlineEstimator:
                     0.0 if correction is None else float(correction[at]),
                     math.log(measured / float(level_s[at])),
                     0.0 if near is None else float(near[at]),
+                    abs(float(predicted.mean_s[at]) / measured - 1.0),
                     measured > float(predicted.upper_s[at]),
                 )
             beside = np.zeros(CONTENTION_TERMS) if contention is None else contention[:, at]
@@ -302,18 +301,8 @@ class OnlineEstimator:
             if model.version and calibration.drifted(self.accepted):
                 self._drifted = True
 
-    def _bound(self, draft: Snapshot, batch: Batch) -> None:
-        """Bounds of mean / roofline: per group where there are samples, else those of all, twice as wide."""
-        ratio = batch.measured_s / batch.roofline_s
-        for group in range(GROUPS):
-            own = ratio[batch.group == group]
-            values, slack = (own, RATIO_SLACK) if own.size >= FEWEST_NEW else (ratio, 2.0 * RATIO_SLACK)
-            low, high = np.quantile(values, [RATIO_QUANTILE, 1.0 - RATIO_QUANTILE])
-            draft.min_ratio[group] = min(max(float(low) / slack, MIN_RATIO), MAX_RATIO)
-            draft.max_ratio[group] = min(max(float(high) * slack, MIN_RATIO), MAX_RATIO)
-
     def _look_nearby(self, draft: Snapshot, batch: Batch) -> Snapshot:
-        """The draft with the newest samples' residuals, used where that has helped."""
+        """The draft with the newest samples' residuals, used where that has helped, and with which groups drift."""
         recent = batch.take(np.arange(max(0, len(batch) - RECENT_RESIDUALS), len(batch)))
         model = self._model.with_snapshot(draft)
         mean_s = model.mean_s(recent.columns.T, recent.contention.T, recent.roofline_s, recent.group, nearby=False)
@@ -322,6 +311,7 @@ class OnlineEstimator:
             draft,
             nearby=points_of(logs_of(recent), recent.group, residual, recent.serial, self.accepted),
             nearby_weight=[calibration.nearby_weight for calibration in self._calibrations],
+            drifting=[float(calibration.alarm.drifting) for calibration in self._calibrations],
         )
 
     def _calibrate(self, draft: Snapshot) -> None:

@@ -34,17 +34,21 @@ for _row, _sum in enumerate((PREFILL_TOKENS, PREFILL_CONTEXT, DECODE_ROWS, DECOD
 for _row, _sum in enumerate((ONE, DECODES, PREFILLS, BESIDE), start=1 + LOG_FEATURES):
     OF_SUMS[_row, _sum] = 1.0
 ROWS = 1 + PLACE
-FOUND = 6
+FOUND = 7
+_FLOOR = 5  # row of what is found
 _LOGS, _SQUARES = slice(1, 1 + LOG_FEATURES), slice(_LINEAR, ROWS)
 _PHASE_OF_KIND = (PREFILL, DECODE, PREFILL, MIXED)  # an empty forward counts as a prefill
 
 
 class Found:
-    """What is found of m batches: factor, (unused), least and largest mean / roofline, margin, floor; [FOUND, m]."""
+    """What is found of m batches, [FOUND, m].
+
+    Rows: factor, (unused), least and largest mean / roofline, margin, floor, least upper / roofline.
+    """
 
     def __init__(self, rows: FloatArray) -> None:
         self.rows = rows
-        self.factor, self.weight, self.least, self.most, self.margin, self.floor_s = rows
+        self.factor, self.weight, self.least, self.most, self.margin, self.floor_s, self.least_upper = rows
 
 
 class FactorRoom:
@@ -65,9 +69,10 @@ class Factors:
     def __init__(self, snapshot: Snapshot, correction: Correction, nearby: Nearby) -> None:
         group = np.array([phase + beside for beside in (0, len(PHASES)) for phase in _PHASE_OF_KIND])
         of = snapshot
-        by_group = np.array([of.offset, of.correction_weight, of.min_ratio, of.max_ratio, of.margin, of.floor_s])
-        self._by_kind = by_group[:, group]
-        self._by_kind[-1, :: len(_PHASE_OF_KIND)] = 0.0  # nothing is launched for nothing
+        factors = of.offset, of.correction_weight
+        bounds = of.min_ratio, of.max_ratio, of.margin, of.floor_s, of.least_upper
+        self._by_kind = np.array([*factors, *bounds])[:, group]
+        self._by_kind[_FLOOR, :: len(_PHASE_OF_KIND)] = 0.0  # nothing is launched for nothing
         self._correction, self._nearby = correction, nearby
         self._looks_nearby = any(of.nearby_weight) and len(nearby) > 0
 
@@ -97,4 +102,6 @@ def times_of(physical_s: FloatArray, roofline_s: FloatArray, found: Found) -> Fl
     minimum(physical_s, mean_s, out=mean_s)
     maximum(mean_s, found.floor_s, out=mean_s)
     multiply(mean_s, found.margin, upper_s)
+    multiply(roofline_s, found.least_upper, physical_s)
+    maximum(upper_s, physical_s, out=upper_s)
     return times

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from learner.columns import LINEAR_COLUMNS, LOG_COLUMNS, LOG_FEATURES, ROOFLINE_COLUMNS, TERM_COLUMNS, TERMS
 from learner.contention import CONTENTION_TERMS
-from learner.snapshot import COLD_CONTENTION, KNOTS, MAX_COEFFICIENT, MAX_CORRECTION
+from learner.snapshot import COLD_CONTENTION, GROUPS, KNOTS, MAX_COEFFICIENT, MAX_CORRECTION, MAX_RATIO, MIN_RATIO
 from learner.window import Batch
 
 FloatArray = npt.NDArray[np.float64]
@@ -43,6 +43,8 @@ _CONTENTION_PRIOR = 2.0
 _ITERATIONS = 3
 _HUBER, _FAR = 1.345, 6.0
 _LEAST_SCALE = 0.02
+# Means stay within these quantiles of measured / roofline, and a factor.
+_RATIO_QUANTILE, _RATIO_SLACK = 0.005, 4.0
 # Pseudo-samples that hold neighbouring knots together, and each knot at zero.
 _SMOOTHNESS, _SHRINKAGE = 6.0, 1.0
 
@@ -203,6 +205,19 @@ def _penalty_factor(knots: int) -> FloatArray:
     differences = np.diff(np.eye(knots), axis=0)
     penalty = _SMOOTHNESS * differences.T @ differences + _SHRINKAGE * np.eye(knots)
     return np.asarray(np.linalg.cholesky(penalty))
+
+
+def ratio_bounds(batch: Batch, enough: int) -> tuple[list[float], list[float]]:
+    """Least and largest mean / roofline by group: its own with ``enough`` samples, else those of all, twice as wide."""
+    ratio = batch.measured_s / batch.roofline_s
+    least, largest = [], []
+    for group in range(GROUPS):
+        own = ratio[batch.group == group]
+        values, slack = (own, _RATIO_SLACK) if own.size >= enough else (ratio, 2.0 * _RATIO_SLACK)
+        low, high = np.quantile(values, [_RATIO_QUANTILE, 1.0 - _RATIO_QUANTILE])
+        least.append(min(max(float(low) / slack, MIN_RATIO), MAX_RATIO))
+        largest.append(min(max(float(high) * slack, MIN_RATIO), MAX_RATIO))
+    return least, largest
 
 
 def weighted_quantile(values: FloatArray, weights: FloatArray, level: float) -> float:

@@ -2,10 +2,10 @@
 
 A forward's mean time is a non-negative sum of physical terms (own and contention), times a bounded correction that
 depends on the batch but not on S, times what the newest like forwards showed, held between learnt multiples of the
-roofline and never less than launching takes. Every term is non-increasing in S, and the factors, margins and launch
-times do not depend on S; so predictions are
-non-increasing in S by construction. (Beside another stream this holds while the two sets of TPCs stay disjoint, and
-again while they overlap.)
+roofline and never less than launching takes. Its upper bound is that times a margin, and while the learner is known to
+be off no less than before anything was learnt. Every term is non-increasing in S, and the factors, margins and launch
+times do not depend on S; so predictions are non-increasing in S by construction. (Beside another stream this holds
+while the two sets of TPCs stay disjoint, and again while they overlap.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from learner.snapshot import Snapshot
 FloatArray = npt.NDArray[np.float64]
 
 _PHASE = COLUMN["phase"]
-_MARGIN = 3  # row of a model's group factors
+_MARGIN, _LEAST_UPPER = 3, 6  # rows of a model's group factors
 _BESIDE = CONTENTION_COLUMNS.index("beside_forward")
 
 
@@ -96,6 +96,7 @@ class LatencyModel:
                 numbers.margin,
                 numbers.correction_weight,
                 numbers.floor_s,
+                numbers.least_upper,
             ]
         )
 
@@ -144,7 +145,9 @@ class LatencyModel:
         contention = None if beside is None else self.contention_columns(terms, beside, share)
         group = self.group(columns, contention)
         mean = self.mean_s(columns, contention, terms.roofline_s, group, nearby=True)
-        return Prediction(mean, mean * self._group_factors[_MARGIN].take(group), terms.roofline_s)
+        upper = mean * self._group_factors[_MARGIN].take(group)
+        least = terms.roofline_s * self._group_factors[_LEAST_UPPER].take(group)
+        return Prediction(mean, np.maximum(upper, least, out=upper), terms.roofline_s)
 
     def outlook(self, new: npt.NDArray[np.int64], cached: npt.NDArray[np.int64], context: npt.ArrayLike) -> Outlook:
         """The same predictions for what one iteration could run, in a fraction of the time.
@@ -185,7 +188,7 @@ class LatencyModel:
         group: npt.NDArray[np.intp],
     ) -> FloatArray:
         """Mean times of physical sums ``base``, log ``correction``, not yet weighed, and nearby ``shift``; all [m]."""
-        offset, low, high, _, weight, floor = self._group_factors.take(group, axis=1)
+        offset, low, high, _, weight, floor, _ = self._group_factors.take(group, axis=1)
         mean = base * offset
         factor: FloatArray | None = None
         if correction is not None:

@@ -12,6 +12,7 @@ from learner.nearby import MOST_CUT, MOST_POINTS, POINT_WIDTH
 
 SCHEMA = 2
 GROUPS = 2 * len(PHASES)  # each phase alone, then each phase beside another stream
+GROUP_NAMES = (*PHASES, *(f"{phase}_beside" for phase in PHASES))
 KNOTS = 32  # of each log2 feature: 0, 1, …, 31
 # A snapshot outside these is a mistake or a lie; no real device is this far from its roofline.
 MIN_RATIO, MAX_RATIO = 1e-2, 1e3
@@ -37,6 +38,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     weight of the newest samples, used in groups whose ``nearby_weight`` is 1. ``offset``, ``margin``, ``min_ratio``,
     ``max_ratio`` and ``floor_s`` are per group (phases alone, then beside another stream): log shift of the mean,
     upper / mean, the bounds of mean / roofline, and how long the host takes to launch a forward: none ends before.
+    ``drifting`` is 1 for groups whose predictions are further off than usual (:mod:`learner.drift`), else 0.
     ``coverage`` is the share of times that the margin is meant to cover. ``version`` 0 is the bare roofline.
     """
 
@@ -58,6 +60,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     min_ratio: list[float]
     max_ratio: list[float]
     floor_s: list[float]
+    drifting: list[float]
 
     @classmethod
     def roofline(cls) -> Snapshot:
@@ -75,7 +78,21 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             min_ratio=[MIN_RATIO] * GROUPS,
             max_ratio=[MAX_RATIO] * GROUPS,
             floor_s=[0.0] * GROUPS,
+            drifting=[0.0] * GROUPS,
         )
+
+    @property
+    def least_upper(self) -> list[float]:
+        """Upper / roofline at least, per group: what it is before anything is learnt while the group is in drift, or 0.
+
+        So there the safer of learner and roofline bounds a forward's time.
+        """
+        return [COLD_MARGIN * drifting for drifting in self.drifting]
+
+    @property
+    def drifting_groups(self) -> list[str]:
+        """Names of the groups that are in drift."""
+        return [name for name, drifting in zip(GROUP_NAMES, self.drifting, strict=True) if drifting]
 
     def validate(self) -> None:
         """Raises ValueError if any number is missing, not finite or absurd."""
@@ -98,6 +115,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         _check("min_ratio", self.min_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
         _check("max_ratio", self.max_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
         _check("floor_s", self.floor_s, GROUPS, 0.0, MAX_FLOOR_S)
+        _check("drifting", self.drifting, GROUPS, 0.0, 1.0)
         if any(low > high for low, high in zip(self.min_ratio, self.max_ratio, strict=True)):
             raise ValueError("snapshot's min_ratio exceeds its max_ratio")
 

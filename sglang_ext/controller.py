@@ -21,9 +21,10 @@ from learner.client import ClientStats, LearnerClient
 from learner.latency import LatencyModel
 from learner.record_file import RecordWriter
 from learner.records import Header, Iteration
+from learner.snapshot import COLD_MARGIN, Snapshot
 from sglang_ext.config import RANDOM, Config
 from sglang_ext.host_time import HostTime
-from sglang_ext.iteration import Running, streams_of
+from sglang_ext.iteration import Running, record_of
 from sglang_ext.metrics import Metrics
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
@@ -84,6 +85,7 @@ class Controller:
         self._iterations = 0
         self._idle = True
         self._said: set[str] = set()
+        self._drifting: list[str] = []
         self._housekeeping_s = 0.0
         self._created_s = time.perf_counter()
         self._recent = Recent()
@@ -104,6 +106,7 @@ class Controller:
             snapshot = self._client.poll()
             if snapshot is not None:
                 self._model = self._model.with_snapshot(snapshot)
+                self._watch_drift(snapshot)
         self.clock.poll()
         while self._open and self._open[0].known:
             self._finish(self._open.popleft())
@@ -202,22 +205,7 @@ class Controller:
         )
         # Positions of GPU events on the host's clock are sums, so the first may come out a little early.
         iteration.time_s = min(iteration.time_s, first_s)
-        streams = streams_of(iteration)
-        record = Iteration(
-            iteration=self._iterations,
-            time_s=iteration.time_s,
-            mode=iteration.mode,
-            reason=iteration.reason,
-            tbt_slo_s=iteration.tbt_slo_s,
-            model_version=iteration.model.version,
-            running=iteration.running,
-            waiting=iteration.waiting,
-            concurrent=iteration.concurrent,
-            host_overhead_s=overhead_s,
-            candidates=None,
-            decision=iteration.decision.index if iteration.decision is not None else -1,
-            streams=streams,
-        )
+        record = record_of(iteration, self._iterations, overhead_s)
         if self._client is not None and iteration.learnable:
             self._client.send(record)
         if self._writer is not None:
@@ -225,7 +213,7 @@ class Controller:
         for half in iteration.halves:
             for span in half.spans:
                 self._recent.launched(half.phase, span.launch_s)
-        for stream in streams:
+        for stream in record.streams:
             for start, end, predicted in zip(stream.step_start_s, stream.step_end_s, stream.predicted_s, strict=True):
                 measured_s = end - start
                 if measured_s > 0:
@@ -258,6 +246,7 @@ class Controller:
                 restarts=stats.restarts,
                 dropped=stats.dropped,
                 rejected=stats.rejected,
+                drifting=self._drifting,
             )
 
     def _watch_learner(self, stats: ClientStats) -> None:
@@ -269,6 +258,17 @@ class Controller:
             self._say("silent", f"no word from the learner for {silent_s:.0f} s; predictions stay as they are")
         if stats.rejected:
             self._say("rejected", "the learner sent something that cannot be used; it is ignored and counted")
+
+    def _watch_drift(self, snapshot: Snapshot) -> None:
+        """Say which groups of forwards have come into drift since the last snapshot, and for which it is over."""
+        before, self._drifting = self._drifting, snapshot.drifting_groups
+        for group in self._drifting:
+            if group not in before:
+                text = "conflux: %s takes other times than learnt; meanwhile its bound is at least %g x the roofline"
+                logger.warning(text, group, COLD_MARGIN)
+        for group in before:
+            if group not in self._drifting:
+                logger.info("conflux: %s takes about what is predicted again", group)
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:
@@ -306,6 +306,7 @@ class Controller:
                 "restarts": stats.restarts,
                 "heartbeat_age_s": stats.last_heartbeat_age_s,
                 "samples": stats.learner_samples,
+                "drifting": list(self._drifting),
             }
         return state
 

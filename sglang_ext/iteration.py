@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from learner.latency import LatencyModel
-from learner.records import StreamRecord
+from learner.records import Iteration, StreamRecord
 from learner.samples import share_of
 from sglang_ext.policy.types import Decision
 from sglang_ext.timing import Span
@@ -45,6 +45,25 @@ class Running:
     @property
     def known(self) -> bool:
         return all(span.known for half in self.halves for span in half.spans)
+
+
+def record_of(iteration: Running, number: int, host_overhead_s: float) -> Iteration:
+    """The record of an iteration whose times are known, without its candidates."""
+    return Iteration(
+        iteration=number,
+        time_s=iteration.time_s,
+        mode=iteration.mode,
+        reason=iteration.reason,
+        tbt_slo_s=iteration.tbt_slo_s,
+        model_version=iteration.model.version,
+        running=iteration.running,
+        waiting=iteration.waiting,
+        concurrent=iteration.concurrent,
+        host_overhead_s=host_overhead_s,
+        candidates=None,
+        decision=iteration.decision.index if iteration.decision is not None else -1,
+        streams=streams_of(iteration),
+    )
 
 
 def streams_of(iteration: Running) -> list[StreamRecord]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from learner.snapshot import GROUP_NAMES
 from sglang_ext.slo import Attainment
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -49,6 +52,7 @@ class Metrics:
         self._restarts = counter("learner_restarts_total", "Times that another learner process answered.")
         self._dropped = counter("learner_records_dropped_total", "Timing records that the learner had no room for.")
         self._rejected = counter("learner_snapshots_rejected_total", "Snapshots that did not pass their checks.")
+        self._drift = gauge("learner_drift", "1 while a group's predictions are further off than usual.", "group")
         self._sm_control = gauge("sm_control", "1 for the way of SM control that was chosen at the start.", "kind")
         self._counted: dict[tuple[str, str], int] = {}
 
@@ -79,12 +83,16 @@ class Metrics:
             self._up_to(self._ttft, "ttft", ttft, met=met)
             self._up_to(self._tbt, "tbt", tbt, met=met)
 
-    def learner(self, *, version: int, age_s: float, restarts: int, dropped: int, rejected: int) -> None:
+    def learner(
+        self, *, version: int, age_s: float, restarts: int, dropped: int, rejected: int, drifting: Collection[str]
+    ) -> None:
         self._version.labels(**self._labels).set(version)
         self._age.labels(**self._labels).set(age_s)
         self._up_to(self._restarts, "restarts", restarts)
         self._up_to(self._dropped, "dropped", dropped)
         self._up_to(self._rejected, "rejected", rejected)
+        for group in GROUP_NAMES:
+            self._drift.labels(**self._labels, group=group).set(group in drifting)
 
     def _up_to(self, counter, name: str, total: int, **extra: str) -> None:
         """Raise a counter to ``total``, which is counted elsewhere."""

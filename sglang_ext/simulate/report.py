@@ -27,8 +27,8 @@ _SHOWN = (
     ("mean TPOT ms", "mean_tpot_ms"),
 )
 _MEANING = (
-    "Goodput counts requests that meet the TTFT target and have 99 % of their own gaps within the TBT target; deadlines "
-    "are ConfluxServe's: token i no later than arrival + TTFT target + i · TBT target."
+    "Goodput counts requests that meet the TTFT target and have 99 % of their own gaps within the TBT target; "
+    "deadlines are ConfluxServe's: token i no later than arrival + TTFT target + i · TBT target."
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,10 +15,12 @@ from learner.latency import LatencyModel
 from learner.record_file import RecordReader, RecordWriter
 from learner.records import Header
 from learner.shape import ModelShape
+from learner.snapshot import GROUP_NAMES, Snapshot
 from sglang_ext import controller as module
 from sglang_ext.config import Config, ConfigError
 from sglang_ext.controller import Controller
 from sglang_ext.iteration import Half
+from sglang_ext.metrics import Metrics
 from sglang_ext.policy.types import Settings, Situation
 from sglang_ext.timing import Span, WallClock
 
@@ -190,6 +193,16 @@ class Client:
         return True
 
 
+class Drifting:
+    """Metrics that keep which groups drift."""
+
+    def learner(self, *, drifting, **others) -> None:
+        self.drifting = list(drifting)
+
+    def __getattr__(self, name: str):
+        return lambda *args, **kwargs: None
+
+
 def test_the_learner_gets_what_can_be_learnt_from():
     controller = make(client=(client := Client()))
     run(controller, Half("decode", 1, [1], [9], 1, [span(1.0, 1.1)]))
@@ -207,6 +220,47 @@ def test_a_silent_or_confused_learner_is_said_once(caplog):
         controller.poll()
     assert caplog.text.count("no word from the learner for 99 s") == 1
     assert caplog.text.count("the learner sent something that cannot be used") == 1
+
+
+def test_drift_is_said_once_each_way_and_shown(caplog):
+    caplog.set_level("INFO")
+    metrics = Drifting()
+    controller = make(client=(client := Client()), metrics=metrics)
+
+    def polled(version: int, *groups: str) -> list[str]:
+        drifting = [float(name in groups) for name in GROUP_NAMES]
+        client.snapshot = msgspec.structs.replace(Snapshot.roofline(), version=version, drifting=drifting)
+        controller._housekeeping_s = 0.0
+        controller.poll()
+        assert metrics.drifting == controller.state()["learner"]["drifting"] == list(groups)
+        said = [f"{record.levelname} {record.message}" for record in caplog.records if "takes" in record.message]
+        caplog.clear()
+        return said
+
+    assert controller.state()["learner"]["drifting"] == []
+    assert polled(1) == []
+    (begun,) = polled(2, "decode")
+    assert begun.startswith("WARNING conflux: decode takes other times than learnt")
+    assert polled(3, "decode") == []
+    (begun,) = polled(4, "decode", "prefill_beside")
+    assert begun.startswith("WARNING conflux: prefill_beside takes")
+    (over,) = polled(5, "prefill_beside")
+    assert over == "INFO conflux: decode takes about what is predicted again"
+    (over,) = polled(6)
+    assert "prefill_beside" in over
+
+
+def test_the_metrics_name_groups_in_drift(prometheus):
+    metrics = Metrics("drift")
+    metrics.learner(version=3, age_s=0.1, restarts=0, dropped=0, rejected=0, drifting=["decode_beside"])
+    text = prometheus.generate_latest().decode()
+    for group in GROUP_NAMES:
+        value = 1.0 if group == "decode_beside" else 0.0
+        assert f'conflux:learner_drift{{group="{group}",model_name="drift"}} {value}' in text
+    metrics.learner(version=4, age_s=0.1, restarts=0, dropped=0, rejected=0, drifting=[])
+    assert (
+        'conflux:learner_drift{group="decode_beside",model_name="drift"} 0.0' in prometheus.generate_latest().decode()
+    )
 
 
 def test_a_failing_model_falls_back_to_the_roofline(monkeypatch, caplog):

@@ -14,6 +14,7 @@ from learner import LatencyModel
 from learner.columns import PHASES
 from learner.estimator import COVERAGE, OnlineEstimator
 from learner.samples import samples_of
+from learner.snapshot import COLD_MARGIN
 from tests.learner.estimating import draw, learnt, run
 from tests.learner.worlds import CPU, SMALL, CpuWorld, GpuWorld, iteration, stream
 
@@ -126,6 +127,33 @@ def test_follows_a_step_change(factor: float) -> None:
     assert at_once > 1.5 * before
     assert after.error() < 0.17
     assert after.covered() > 0.95
+
+
+def test_a_slower_device_raises_the_alarm_until_it_is_learnt() -> None:
+    """From iteration 400 on everything takes 1.5 times as long."""
+    world = GpuWorld(10, scale=lambda number: 1.0 if number < 400 else 1.5)
+    estimator = OnlineEstimator(world.shape, world.profile)
+    drifting: list[list[str]] = []
+    probe = estimator.model.terms([1] * 32, [2000] * 32, 32, [4, 16, 66])
+    for record in draw(world, 560):
+        snapshot = estimator.model.snapshot
+        drifting.append(snapshot.drifting_groups)
+        alarmed = np.array(snapshot.drifting)
+        steps = run(estimator, [record])
+        assert (steps.upper_s >= COLD_MARGIN * steps.roofline_s * alarmed[steps.group.astype(int)]).all()
+        if drifting[-1] and not drifting[-2]:
+            successor = OnlineEstimator(world.shape, world.profile)
+            successor.restore(estimator.state())
+            restored = successor.fit()
+            assert restored is not None
+            assert restored.drifting_groups == estimator.model.snapshot.drifting_groups == drifting[-1]
+        if "decode" in drifting[-1]:
+            predicted = estimator.model.predict(probe)
+            assert (predicted.upper_s >= COLD_MARGIN * predicted.roofline_s).all()
+    assert not any(drifting[:400])
+    raised = {name for names in drifting[400:440] for name in names}
+    assert {"decode", "decode_beside"} <= raised
+    assert not any(drifting[500:])
 
 
 def test_pauses_do_not_move_it() -> None:

@@ -135,6 +135,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         "window": changed(lambda t: t["window"].update(rows=tree["window"]["rows"] - 1)),
         "calibrations": changed(lambda t: t["calibrations"].pop()),
         "level": changed(lambda t: t["calibrations"][0].update(alpha=math.nan)),
+        "alarm": changed(lambda t: t["calibrations"][0]["alarm"].update(usual=math.nan)),
         "snapshot": changed(lambda t: t["snapshot"].update(margin=[0.0] * 6)),
     }
     for name, data in bad.items():

@@ -40,6 +40,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         min_ratio=low.tolist(),
         max_ratio=(low * 10.0 ** random.uniform(0.0, 3.0, GROUPS)).tolist(),
         floor_s=(random.exponential(1e-3, GROUPS) * (random.random(GROUPS) < 0.4)).tolist(),
+        drifting=random.choice([0.0, 1.0], GROUPS).tolist(),
     )
 
 
@@ -109,9 +110,24 @@ def test_stays_within_the_bounds(snapshot: Snapshot, batch: list[Request]) -> No
     assert (predicted.mean_s >= snapshot.floor_s[phase] * (terms.roofline_s > 0.0)).all()
     most_s = np.maximum(snapshot.max_ratio[phase] * terms.roofline_s * (1 + 1e-12), snapshot.floor_s[phase])
     assert (predicted.mean_s <= most_s).all()
-    np.testing.assert_allclose(predicted.upper_s, predicted.mean_s * snapshot.margin[phase])
+    least_s = COLD_MARGIN * snapshot.drifting[phase] * terms.roofline_s
+    np.testing.assert_allclose(predicted.upper_s, np.maximum(predicted.mean_s * snapshot.margin[phase], least_s))
     assert (predicted.upper_s >= predicted.mean_s).all()
     assert predicted.roofline_s is terms.roofline_s
+
+
+@given(snapshots(), batches, batches)
+def test_in_drift_the_safer_of_learner_and_roofline_bounds(
+    snapshot: Snapshot, batch: list[Request], other: list[Request]
+) -> None:
+    terms, beside = terms_of(batch, [1, 16, 40]), terms_of(other, 26)
+    calm, drifting = (
+        MODEL.with_snapshot(msgspec.structs.replace(snapshot, drifting=[value] * GROUPS)) for value in (0.0, 1.0)
+    )
+    for of in (None, beside):
+        learner, safer = calm.predict(terms, of), drifting.predict(terms, of)
+        np.testing.assert_array_equal(safer.mean_s, learner.mean_s)
+        np.testing.assert_array_equal(safer.upper_s, np.maximum(learner.upper_s, COLD_MARGIN * terms.roofline_s))
 
 
 @given(snapshots(), batches, st.integers(1, 4))

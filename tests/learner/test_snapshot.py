@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from learner.columns import LOG_FEATURES, TERMS
 from learner.contention import CONTENTION_TERMS
 from learner.nearby import MOST_CUT, MOST_POINTS, POINT_WIDTH
-from learner.snapshot import GROUPS, KNOTS, MAX_BYTES, Snapshot
+from learner.snapshot import COLD_MARGIN, GROUP_NAMES, GROUPS, KNOTS, MAX_BYTES, Snapshot
 from tests.learner.test_latency import snapshots
 
 LENGTHS = {
@@ -19,7 +19,8 @@ LENGTHS = {
     "contention": CONTENTION_TERMS,
     "correction": LOG_FEATURES * KNOTS,
     **dict.fromkeys(
-        ("correction_weight", "nearby_weight", "offset", "margin", "min_ratio", "max_ratio", "floor_s"), GROUPS
+        ("correction_weight", "nearby_weight", "offset", "margin", "min_ratio", "max_ratio", "floor_s", "drifting"),
+        GROUPS,
     ),
 }
 
@@ -67,6 +68,7 @@ def test_a_wrong_length_is_refused(snapshot: Snapshot, field: str, longer: bool)
         ({"nearby": [0.0] * (POINT_WIDTH - 1) + [math.nan]}, "nearby has a number"),
         ({"margin": [0.99] * GROUPS}, "margin"),
         ({"floor_s": [11.0] * GROUPS}, "floor_s"),
+        ({"drifting": [1.1] * GROUPS}, "drifting"),
         ({"min_ratio": [2.0] * GROUPS, "max_ratio": [1.0] * GROUPS}, "min_ratio exceeds"),
     ],
 )
@@ -100,3 +102,10 @@ def test_a_huge_message_is_refused_unread() -> None:
 def test_the_roofline_is_sound() -> None:
     Snapshot.roofline().validate()
     assert Snapshot.roofline().version == 0
+
+
+def test_groups_in_drift_have_names_and_a_least_bound() -> None:
+    assert len(GROUP_NAMES) == len(set(GROUP_NAMES)) == GROUPS
+    snapshot = msgspec.structs.replace(Snapshot.roofline(), drifting=[0.0, 1.0, 0.0, 1.0, 0.0, 0.0])
+    assert snapshot.drifting_groups == ["decode", "prefill_beside"]
+    assert snapshot.least_upper == [0.0, COLD_MARGIN, 0.0, COLD_MARGIN, 0.0, 0.0]

@@ -64,12 +64,11 @@ def test_nothing_is_counted_where_nothing_was_missed() -> None:
     assert controller(None).state()["sm_control"] is None
 
 
-def test_the_metrics_name_the_way() -> None:
-    client = pytest.importorskip("prometheus_client")
+def test_the_metrics_name_the_way(prometheus: Any) -> None:
     from sglang_ext.metrics import Metrics as Real
 
     Real("sm-wiring").sm_control("green", True)
-    text = client.generate_latest().decode()
+    text = prometheus.generate_latest().decode()
     assert 'conflux:sm_control{kind="green",model_name="sm-wiring"} 1.0' in text
     assert 'conflux:fallbacks_total{model_name="sm-wiring",reason="sm_control"} 1.0' in text
 
