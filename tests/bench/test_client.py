@@ -62,8 +62,9 @@ def test_the_load_is_open_and_lateness_is_measured() -> None:
     result, bodies = load(lambda _: Script([0.5, 0.0, 0.0], [1, 1, 1]), plan)
     assert len(bodies) == 3
     for planned, got in zip(plan, result.requests, strict=True):
-        assert got.sent_s >= planned.arrival_s
-        assert 0 <= got.lateness_s < SLACK_S
+        # The event loop wakes sleepers up to its clock's resolution early.
+        assert got.sent_s >= planned.arrival_s - 1e-3
+        assert -1e-3 <= got.lateness_s < SLACK_S
     # All were running at once: none waited for the one before.
     assert result.requests[2].sent_s < result.requests[0].end_s
 
