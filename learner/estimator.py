@@ -49,6 +49,8 @@ CORRECTION_SAMPLES = 64
 LEAST_LEVEL = 8
 # Decode's mean is this quantile of its residuals: a step predicted too short costs more than one predicted too long.
 DECODE_QUANTILE = 0.6
+# A stratum holds at most this part of the window: more for the usual, less for what is rare.
+STRATUM = 8
 # Residuals of a fit flatter it while samples are few: they are widened by this many over the samples.
 OPTIMISM_SAMPLES = 16.0
 
@@ -96,7 +98,7 @@ class OnlineEstimator:
         del seed
         self._key = key
         self._model = LatencyModel(shape, profile)
-        self._window = Window(window, max(1, window // 32), profile.tpcs)
+        self._window = Window(window, max(1, window // STRATUM), profile.tpcs)
         self._calibrations = [Calibration(1.0 - COVERAGE) for _ in range(GROUPS)]
         self._fitted_at = self._published_at = 0
         self._drifted = False

@@ -121,10 +121,10 @@ def at_rate(trace: Sequence[TraceRequest], requests_per_s: float) -> list[TraceR
     """Return the trace stretched or squeezed to a mean rate of ``requests_per_s``, its bursts kept.
 
     The mean rate of n requests is (n − 1) gaps over the time between the first and the last. A trace without any such
-    time (one request, or all at once) is returned as it is.
+    time (one request, or all within a microsecond) is returned as it is.
     """
     _positive("requests_per_s", requests_per_s)
-    if len(trace) < 2 or trace[-1].arrival_s <= trace[0].arrival_s:
+    if len(trace) < 2 or trace[-1].arrival_s - trace[0].arrival_s < 1e-6:
         return list(trace)
     rate = (len(trace) - 1) / (trace[-1].arrival_s - trace[0].arrival_s)
     return scale_rate(trace, requests_per_s / rate)
