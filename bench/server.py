@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,6 +20,9 @@ import psutil
 HEALTH_TIMEOUT_S = 20.0  # the health check generates a token, which queues behind what runs
 
 
+_RANDOM, _PORTS = random.SystemRandom(), (20_000, 31_000)
+
+
 class ServerError(RuntimeError):
     """The server ended, or did not come up in time. The message is one line; ``log_tail`` is the end of its log."""
 
@@ -28,9 +32,11 @@ class ServerError(RuntimeError):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port below those that systems give to clients: a server binds it only when it has loaded its model."""
+    while True:
+        port = _RANDOM.randrange(*_PORTS)
+        if port_is_free(port):
+            return port
 
 
 def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
