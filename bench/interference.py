@@ -15,17 +15,16 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.client import replay
 from bench.machine_facts import machine_facts
 from bench.plan import PlannedRequest
-from bench.server import ServerError
 from bench.shapes import SHAPES
 from bench.switched import conflux_state, set_mode, settle
-from bench.systems import CONFLUX, ROOT, STOCK, groups, server
+from bench.systems import CONFLUX, ROOT, STOCK, measure_missing, server
 from sglang_ext.served import LoadResult, quantile
 
 DECODES, CONTEXT, LONG_PROMPT, LONG_EVERY_S = 32, 2048, 8192, 1.0
@@ -44,29 +43,19 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=480.0, help="start no server after so many seconds")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
     given = parser.parse_args()
-    begin_s = time.monotonic()
+    until_s = time.monotonic() + given.until
     report = _read(given.output)
-    for group in groups(given.systems):
-        left = _missing(report, group, given)
-        if not left:
-            continue
-        if time.monotonic() - begin_s > given.until:
-            print(f"stopped before {left[0][0]}: run again to go on")
-            return 3
-        try:
-            for point in measure(left, given, begin_s + given.until):
-                report["points"].append(point)
-                _write(given.output, report, given)
-                print(json.dumps({key: value for key, value in point.items() if key != "state"}), flush=True)
-        except ServerError as error:
-            print(f"{left[0][0]}: {error}\n{error.log_tail}", flush=True)
-    missing = len(_missing(report, given.systems, given))
-    if missing:
-        print(f"{missing} points are missing: run again to go on")
-    return 3 if missing else 0
+
+    def append(points: Sequence[tuple[str, float]]) -> None:
+        for point in measure(points, given, until_s):
+            report["points"].append(point)
+            _write(given.output, report, given)
+            print(json.dumps({key: value for key, value in point.items() if key != "state"}), flush=True)
+
+    return measure_missing(given.systems, lambda systems: _missing(report, systems, given), append, until_s)
 
 
-def measure(points: list[tuple[str, float]], given: argparse.Namespace, until_s: float) -> Iterator[dict[str, Any]]:
+def measure(points: Sequence[tuple[str, float]], given: argparse.Namespace, until_s: float) -> Iterator[dict[str, Any]]:
     """So many points of one server."""
     start_s = time.monotonic()
     with server(points[0][0], given) as running:

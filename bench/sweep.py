@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from bench.plan import make_plan
 from bench.server import ServerError
 from bench.shapes import SHAPES
 from bench.switched import conflux_state, set_mode, settle
-from bench.systems import CONFLUX, ROOT, STOCK, groups, server
+from bench.systems import CONFLUX, ROOT, STOCK, measure_missing, server
 from learner.traces import TraceRequest, at_rate, cap_lengths, read_trace
 from sglang_ext.served import LoadResult
 
@@ -60,24 +60,15 @@ def main() -> int:
     until_s = time.monotonic() + given.until
     report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {"points": []}
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    for group in groups(given.systems):
-        left = missing(report, group, given)
-        if not left:
-            continue
-        if time.monotonic() > until_s:
-            break
-        try:
-            for point in measure(left, given, until_s):
-                report["points"].append(point)
-                report |= {"machine": machine_facts(), "command": "python -m bench.sweep"}
-                given.output.write_text(json.dumps(report, indent=1) + "\n")
-                print(json.dumps({key: point[key] for key in SHOWN}), flush=True)
-        except ServerError as error:
-            print(f"{left[0].system}: {error}\n{error.log_tail}", flush=True)
-    count = len(missing(report, given.systems, given))
-    if count:
-        print(f"{count} points are missing: run again to go on")
-    return 3 if count else 0
+
+    def append(points: Sequence[Point]) -> None:
+        for point in measure(points, given, until_s):
+            report["points"].append(point)
+            report.update(machine=machine_facts(), command="python -m bench.sweep")
+            given.output.write_text(json.dumps(report, indent=1) + "\n")
+            print(json.dumps({key: point[key] for key in SHOWN}), flush=True)
+
+    return measure_missing(given.systems, lambda systems: missing(report, systems, given), append, until_s)
 
 
 SHOWN = (
@@ -98,7 +89,7 @@ def missing(report: dict[str, Any], systems: list[str], given: argparse.Namespac
     return [point for point in asked if (*point, given.model) not in known]
 
 
-def measure(points: list[Point], given: argparse.Namespace, until_s: float) -> Iterator[dict[str, Any]]:
+def measure(points: Sequence[Point], given: argparse.Namespace, until_s: float) -> Iterator[dict[str, Any]]:
     """So many points of one server."""
     trace = requests(given)
     with server(points[0].system, given, decode_graph_batch=256) as running:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from bench.server import ServerProcess
+from bench.server import ServerError, ServerProcess
 from bench.shapes import gpu_args, shape_folder
 
+Point = TypeVar("Point", bound=tuple)  # whose first field is its system
 ROOT = Path(__file__).resolve().parent.parent
 
 STOCK: dict[str, tuple[str, ...]] = {"stock": ()} | {
@@ -27,6 +31,30 @@ def groups(systems: list[str]) -> list[list[str]]:
     stock = [[system] for system in systems if system in STOCK]
     own = [system for system in systems if system in CONFLUX]
     return [*stock, own] if own else stock
+
+
+def measure_missing(
+    systems: list[str],
+    missing: Callable[[list[str]], Sequence[Point]],
+    measure: Callable[[Sequence[Point]], None],
+    until_s: float,
+) -> int:
+    """Have each server ``measure`` the points of its systems that are ``missing``, none started after ``until_s``
+    (:func:`time.monotonic`); one that fails is passed over. Returns an exit status: 3 if points are missing still."""
+    for group in groups(systems):
+        left = missing(group)
+        if not left:
+            continue
+        if time.monotonic() > until_s:
+            break
+        try:
+            measure(left)
+        except ServerError as error:
+            print(f"{left[0][0]}: {error}\n{error.log_tail}", flush=True)
+    count = len(missing(systems))
+    if count:
+        print(f"{count} points are missing: run again to go on")
+    return 3 if count else 0
 
 
 def server(first: str, given: argparse.Namespace, **options: float) -> ServerProcess:

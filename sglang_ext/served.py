@@ -167,7 +167,7 @@ class LoadResult:
     def write_json(self, path: Path, summary: Summary, **context: Any) -> None:
         """One JSON object: the summary's fields, ``context``, and every request with its raw event times."""
         requests = [asdict(request) for request in self.requests]
-        path.write_text(json.dumps(_finite({**asdict(summary), **context, "requests": requests})) + "\n")
+        path.write_text(json.dumps(finite({**asdict(summary), **context, "requests": requests})) + "\n")
 
 
 def quantile(values: Sequence[float], q: float) -> float:
@@ -179,10 +179,10 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """NaN has no JSON form: it becomes null."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value

@@ -169,7 +169,7 @@ class Engine:
             decodes = len(contexts) if step.steps else 0
             q = np.concatenate([np.ones(decodes, dtype=np.int64), new])
             c = np.concatenate([contexts[:decodes], cached])
-            end_s = begin_s + self._takes(q, c, decodes + ends, self._device.total_tpcs)
+            end_s = begin_s + self._takes(q, c, decodes + ends)
             if decodes:
                 self._tokens(self._running, [end_s])
             self._waited_s = 0.0 if step.steps or not len(contexts) else self._waited_s + end_s - begin_s
@@ -220,8 +220,10 @@ class Engine:
         self._after_window, self._waited_s = False, 0.0
         self._let_go()
 
-    def _takes(self, q: IntArray, c: IntArray, logits_rows: int, tpcs: int) -> float:
-        return float(self._device.predict(self._device.terms(q, c, logits_rows, tpcs)).mean_s[0])
+    def _takes(self, q: IntArray, c: IntArray, logits_rows: int) -> float:
+        """A forward on all TPCs."""
+        device = self._device
+        return float(device.predict(device.terms(q, c, logits_rows, device.total_tpcs)).mean_s[0])
 
     def _decode_share(self, step: Step) -> float:
         if not step.window:

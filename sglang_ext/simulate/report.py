@@ -11,7 +11,7 @@ import numpy as np
 
 from learner.page import Cell, Figure, Section, Table, Text, render_html
 from learner.plots import SERIES, gap_distribution, new_plot
-from sglang_ext.served import LoadResult, Summary
+from sglang_ext.served import LoadResult, Summary, finite
 
 SCHEMA = 1
 _SHOWN = (
@@ -56,8 +56,8 @@ def text(runs: Mapping[str, Simulated], about: Mapping[str, str]) -> str:
 
 def figures(runs: Mapping[str, Simulated], about: Mapping[str, str]) -> dict[str, Any]:
     """For JSON: each system's summary under the names of the field's tools; null for what has no data."""
-    systems = {name: _finite(dataclasses.asdict(run.summary)) for name, run in runs.items()}
-    return {"schema": SCHEMA, "simulated": True, "about": dict(about), "systems": systems}
+    systems = {name: dataclasses.asdict(run.summary) for name, run in runs.items()}
+    return {"schema": SCHEMA, "simulated": True, "about": dict(about), "systems": finite(systems)}
 
 
 def page(runs: Mapping[str, Simulated], about: Mapping[str, str], tbt_slo_s: float, ttft_slo_s: float) -> str:
@@ -110,9 +110,3 @@ def _shares(runs: Mapping[str, Simulated]) -> Figure:
 
 def _colours(count: int) -> list[str]:
     return [SERIES[at % len(SERIES)] for at in range(count)]
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
-    }

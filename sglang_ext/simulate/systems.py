@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from learner.latency import LatencyModel
+from sglang_ext.config import MODES
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
 from sglang_ext.policy.queue import order_queue, prefill_alone_s
@@ -19,7 +20,6 @@ from sglang_ext.sm.levels import geometric_levels
 STOCK_CHUNK = 8192
 """SGLang's ``--chunked-prefill-size`` on a GPU of 80 GB and more, which is also the most that conflux takes at once."""
 
-MODES = ("auto", "temporal", "chunked", "spatial", "reserved", "duet")
 DEFAULT = ("stock", "stock-chunk-2048", "stock-mixed-512", "stock-mixed-2048", "conflux-duet", "conflux-auto")
 LOOK_AHEAD = 64
 _LEAST_CHUNK = 32
@@ -34,7 +34,6 @@ class Step(NamedTuple):
     window: bool = False
     prefill_tpcs: int = 0
     decode_tpcs: int = 0
-    left_s: float = 0.0
 
 
 class System(Protocol):
@@ -96,7 +95,7 @@ class Conflux:
     def step(self, situation: Situation) -> Step:
         d = decide(situation, self._settings, self._model, self._explorer)
         window = d.mode in ("spatial", "reserved")
-        return Step(d.prefill_tokens, d.look_ahead_steps, window, d.prefill_tpcs, d.decode_tpcs, d.left_s)
+        return Step(d.prefill_tokens, d.look_ahead_steps, window, d.prefill_tpcs, d.decode_tpcs)
 
 
 _KINDS: Sequence[tuple[str, Callable[[str, LatencyModel, float], System]]] = (

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from learner import LatencyModel
 from learner.traces import TraceRequest
+from sglang_ext.config import MODES
 from sglang_ext.served import LoadResult
 from sglang_ext.simulate.engine import Engine
 from sglang_ext.simulate.host import HostTimes
-from sglang_ext.simulate.systems import MODES, system
+from sglang_ext.simulate.systems import system
 from tests.learner.test_latency import H200, LARGE
 from tests.learner.worlds import iteration, stream
 
