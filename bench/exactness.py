@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine_facts import machine_facts
-from bench.model import demo_model
+from bench.model import demo_model, for_ranks
 from bench.server import ServerError, ServerProcess
 from bench.shapes import PREFILL_GRAPH_TOKENS
 from bench.switched import conflux_state, set_mode
@@ -60,6 +60,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="*", choices=("compare", "isolated"), default=["compare", "isolated"])
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--model", type=Path, help="folder of a trained model (default: SmolLM2-135M)")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share every server's model (default: 1)")
     parser.add_argument("--rounds", type=int, default=5, help="of the isolated part (default: 5)")
     parser.add_argument("--tbt-slo-ms", type=float, default=10.0)
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "exactness")
@@ -68,9 +69,9 @@ def main() -> int:
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.logs.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
-    model = given.model or demo_model()
+    model = for_ranks(given.model or demo_model(), given.tp)
     work = Work(model)
-    args = ["--model-path", str(model), *ARGS, *given.server_args]
+    args = ["--model-path", str(model), *ARGS, "--tp", str(given.tp), *given.server_args]
     failed = False
     with ServerProcess(args, log=given.logs / "stock.log", cwd=ROOT, startup_timeout_s=300.0) as stock:
         expected: Answers = []

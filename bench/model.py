@@ -69,6 +69,35 @@ def demo_model(cache: Path | None = None) -> Path:
     return folder
 
 
+def for_ranks(folder: Path, ranks: int) -> Path:
+    """``folder`` itself if its attention heads can be shared out to ``ranks``; else a folder beside it with the same
+    model and more heads, of zeros, which add nothing to what it computes."""
+    config = json.loads((folder / "config.json").read_text())
+    kv_heads, per_kv = config["num_key_value_heads"], config["num_attention_heads"] // config["num_key_value_heads"]
+    more = -kv_heads % ranks
+    if not more:
+        return folder
+    wider = folder.with_name(f"{folder.name}-for-{ranks}-ranks")
+    if (wider / "config.json").exists():
+        return wider
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    for name, values in weights.items():
+        for part, heads, axis in (("q", per_kv, 0), ("k", 1, 0), ("v", 1, 0), ("o", per_kv, 1)):
+            if f".self_attn.{part}_proj." in name:
+                room = [(0, 0), (0, 0)]
+                room[axis] = (0, more * heads * config["head_dim"])
+                weights[name] = np.pad(values, room)
+    wider.mkdir(exist_ok=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / file, wider / file)
+    save_file(weights, wider / "model.safetensors", metadata={"format": "pt"})
+    config |= {"num_key_value_heads": kv_heads + more, "num_attention_heads": (kv_heads + more) * per_kv}
+    (wider / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return wider
+
+
 def packaged_gguf() -> Path:
     """The GGUF file inside the installed package; raises :class:`ModelError` if it is not there."""
     try:

@@ -53,9 +53,19 @@ class PrefillGroup:
             torch.distributed.get_backend(stock.device_group),
             group_name="conflux_prefill_tp",
         )
-        if self._group.pynccl_comm is not None:
+        if self._group.pynccl_comm is not None and self._group.pynccl_comm.available:
             # Outside of graphs stock leaves NCCL to torch, whose own streams have no mask.
             self._group.pynccl_comm.disabled = False
+            self._connect()
+
+    def _connect(self) -> None:
+        """NCCL connects ranks at the first use of each way, which may wait for all that runs on the GPU."""
+        nccl, device = self._group.pynccl_comm, self._group.device
+        for count in (1 << 10, 1 << 24):
+            values = torch.zeros(count, dtype=torch.bfloat16, device=device)
+            nccl.all_reduce(values)
+            nccl.all_gather(torch.empty(count * self._group.world_size, dtype=values.dtype, device=device), values)
+        torch.cuda.synchronize()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _LEAST_FREE_BYTES = 2 << 30
 # Batch sizes to capture for a partition; a batch between two is padded, as in stock.
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Several ranks' partitions have at least so many TPCs: all blocks of an NCCL kernel, up to 32, must run at once.
+_LEAST_TPCS_FOR_RANKS = 16
 # Backends whose state is not shared between instances, so that a decode and a prefill can be in flight at once.
 ATTENTION_BACKENDS = ("fa3",)
 
@@ -67,7 +69,9 @@ class GpuLanes:
         stock = self._runner.decode_cuda_graph_runner
         sizes = [size for size in stock.capture_bs if size in _SIZES] or stock.capture_bs[-1:]
         begin_s, taken_s = time.perf_counter(), 0.0
-        for level in _useful_first(self._control.levels):
+        least = 0 if self._prefill_group is None else _LEAST_TPCS_FOR_RANKS
+        levels = tuple(level for level in self._control.levels if least <= level <= self._total - least)
+        for level in _useful_first(levels):
             if self._agreed(time.perf_counter() - begin_s + taken_s > budget_s):
                 break
             one_s = time.perf_counter()

@@ -29,8 +29,17 @@ def common(scheduler: Scheduler, levels: tuple[int, ...]) -> tuple[int, ...]:
 
     Called once by every rank, at the start.
     """
+    return tuple(sorted(set(levels).intersection(*_of_all(scheduler, levels))))
+
+
+def all_can(scheduler: Scheduler, own: bool) -> bool:
+    """Whether every rank can, ``own`` being this one's word; all have to call this at the same point."""
+    return all(_of_all(scheduler, own))
+
+
+def _of_all(scheduler: Scheduler, mine: T) -> list[T]:
     if scheduler.ps.tp_size == 1:
-        return levels
-    offered: list[tuple[int, ...]] = [()] * scheduler.ps.tp_size
-    torch.distributed.all_gather_object(offered, levels, group=scheduler.tp_cpu_group)
-    return tuple(sorted(set(levels).intersection(*offered)))
+        return [mine]
+    found: list[T] = [mine] * scheduler.ps.tp_size
+    torch.distributed.all_gather_object(found, mine, group=scheduler.tp_cpu_group)
+    return found

@@ -22,7 +22,7 @@ from learner.shape import ModelShape
 from sglang_ext.compat import groups
 from sglang_ext.compat.graphs import decode_graphs_on, prefill_graph_tokens
 from sglang_ext.compat.lanes import ATTENTION_BACKENDS, GpuLanes
-from sglang_ext.compat.ranks import common
+from sglang_ext.compat.ranks import all_can, common
 from sglang_ext.config import FORCED_WINDOWS, RANDOM, Config
 from sglang_ext.controller import Controller
 from sglang_ext.device import device_profile
@@ -71,7 +71,7 @@ def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callabl
     obstacle = _one_lane(chosen, server_args)
     if obstacle is not None:
         random = _config(server_args).mode == RANDOM
-        yield lambda scheduler: _random_lane(scheduler) if random else OneLane(obstacle)
+        yield lambda scheduler: _random_lane(scheduler) if random else _one_of_all(scheduler, obstacle)
         return
     # An eager prefill would else be copied into buffers that the decode graphs read.
     os.environ["SGLANG_EAGER_INPUT_NO_COPY"] = "1"
@@ -84,9 +84,19 @@ def lanes_for(chosen: Chosen, server_args: Any, gpu_id: int) -> Iterator[Callabl
 
 
 def _gpu_lanes(scheduler: Scheduler, control: SmControl, budget_s: float, serial: bool) -> Lanes:
-    if scheduler.ps.tp_size > 1 and not groups.decode_adds_up_itself():
-        return OneLane("SGLang's custom all-reduce does not work between these GPUs")
+    own = groups.decode_adds_up_itself() if scheduler.ps.tp_size > 1 else True
+    if not all_can(scheduler, own):
+        return OneLane(
+            "another rank's GPU cannot" if own else "SGLang's custom all-reduce does not work between these GPUs"
+        )
     return GpuLanes(scheduler, control, budget_s=budget_s, serial=serial)
+
+
+def _one_of_all(scheduler: Scheduler, obstacle: str) -> OneLane:
+    """On a GPU the other ranks may have none and wait for this one's word."""
+    if scheduler.device == "cuda":
+        all_can(scheduler, False)
+    return OneLane(obstacle)
 
 
 def _random_lane(scheduler: Scheduler) -> RandomLane:
