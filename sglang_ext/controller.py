@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_OPEN = 64
 _SILENT_S = 30.0
+_DRIFT_SAID_EVERY_S = 60.0
 
 
 def _explorer(settings: Settings) -> Explorer | None:
@@ -85,6 +86,8 @@ class Controller:
         self._iterations = 0
         self._idle = True
         self._said: set[str] = set()
+        self._drift_said_s: dict[str, float] = {}
+        self._drift_open: set[str] = set()
         self._drifting: list[str] = []
         self._housekeeping_s = 0.0
         self._created_s = time.perf_counter()
@@ -260,15 +263,19 @@ class Controller:
             self._say("rejected", "the learner sent something that cannot be used; it is ignored and counted")
 
     def _watch_drift(self, snapshot: Snapshot) -> None:
-        """Say which groups of forwards have come into drift since the last snapshot, and for which it is over."""
+        """Say which groups of forwards have come into drift since the last snapshot, and for which it is over; of one
+        group no more than once in so long."""
         before, self._drifting = self._drifting, snapshot.drifting_groups
+        now_s = time.perf_counter()
         for group in self._drifting:
-            if group not in before:
+            if group not in before and now_s - self._drift_said_s.get(group, -math.inf) > _DRIFT_SAID_EVERY_S:
                 text = "conflux: %s takes other times than learnt; meanwhile its bound is at least %g x the roofline"
                 logger.warning(text, group, COLD_MARGIN)
-        for group in before:
-            if group not in self._drifting:
-                logger.info("conflux: %s takes about what is predicted again", group)
+                self._drift_said_s[group] = now_s
+                self._drift_open.add(group)
+        for group in self._drift_open.difference(self._drifting):
+            logger.info("conflux: %s takes about what is predicted again", group)
+            self._drift_open.discard(group)
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:

@@ -11,7 +11,11 @@ The event loop and the result processor are stock's.
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
+import gc
 import logging
+import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -74,6 +78,11 @@ class ConfluxScheduler(Scheduler):
         if not self.batch_result_processor.enable_overlap:
             # Without it a request that finished in a window would be processed again at the window's next step.
             self.batch_result_processor = dataclasses.replace(self.batch_result_processor, enable_overlap=True)
+        # What start-up made stays: a full collection in the midst of serving would look through all of it.
+        gc.collect()
+        gc.freeze()
+        if os.environ.get("CONFLUX_TESTING"):
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def _time_forwards(self) -> None:
         original, clock = self.model_worker.forward_batch_generation, self.controller.clock

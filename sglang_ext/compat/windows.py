@@ -91,7 +91,7 @@ class Windows:
             lambda step: self._launcher.launch(lambda: self._decode(step, decision.decode_tpcs)),
         )
         with lanes.window(decision.decode_tpcs):
-            launched = self._both(window, batch, decision, steps)
+            launched = self._both(window, batch, decision, steps, spare)
         error = window.error or launched.exception()
         if error is not None:
             self._failed(error)
@@ -137,12 +137,13 @@ class Windows:
             scheduler.lanes = OneLane(f"{self.errors} windows failed")
             scheduler.controller.one_after_the_other()
 
-    def _both(self, window: Window, batch: ScheduleBatch, decision: Decision, steps: int) -> Future[Any]:
+    def _both(self, window: Window, batch: ScheduleBatch, decision: Decision, steps: int, spare: int) -> Future[Any]:
         """Launch both halves and take all steps; the future, which is done, is of :meth:`_prefill`."""
         scheduler, lanes = self._scheduler, self._scheduler.lanes
         if lanes.concurrent and not lanes.serial:
-            # While the host launches the prefill it launches no steps; the rest come then.
-            steps = min(steps, agree(scheduler, lambda: self._cover(decision)))
+            # While the host launches the prefill it launches no steps: those that last until then, which may be more
+            # than the plan has, and the rest later.
+            steps = min(steps + spare, agree(scheduler, lambda: self._cover(decision)))
         window.launch(steps)
         while lanes.serial and window.pending:
             window.accept_next()
@@ -179,9 +180,9 @@ class Windows:
         return scheduler.batch_record_buf[scheduler.batch_record_ct] if scheduler.enable_overlap else None
 
     def _cover(self, decision: Decision) -> int:
-        """Steps that last until a prefill has been launched, with some to spare."""
+        """Steps that last until a prefill has been launched, with one to spare."""
         step_s = self._step_s or decision.predicted_s / decision.look_ahead_steps
-        return max(QUEUED, 1 + math.ceil(1.5 * self._launch_s / max(step_s, 1e-4)))
+        return max(QUEUED, 1 + math.ceil(self._launch_s / max(step_s, 1e-4)))
 
     @contextmanager
     def _launch_context(self) -> Iterator[None]:

@@ -72,6 +72,24 @@ def turn_gaps(
     _largest(decode_upper_s, waited_s, next_s, largest_s, left_s)
 
 
+def violations(
+    decode_upper_s: FloatArray,
+    waited_s: float,
+    next_s: float,
+    tbt_slo_s: float,
+    left_s: FloatArray,
+    largest_s: FloatArray,
+    violation_s: FloatArray,
+) -> None:
+    """Fill ``violation_s``: of windows, the largest gap, and what the other of the two (to the first step, across the
+    end) exceeds τ by. One late token is better than two, the second as late as the first.
+    """
+    minimum(decode_upper_s + waited_s, left_s + next_s, out=violation_s)
+    subtract(violation_s, tbt_slo_s, violation_s)
+    maximum(violation_s, 0.0, out=violation_s)
+    add(violation_s, largest_s, violation_s)
+
+
 def _largest(
     decode_upper_s: FloatArray,
     waited_s: float,

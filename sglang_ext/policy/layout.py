@@ -21,6 +21,7 @@ from sglang_ext.policy.table import (
     PREFILL_TPCS,
     RATE,
     ROOFLINE,
+    VIOLATION,
 )
 from sglang_ext.policy.types import RESERVED, SPATIAL, FloatArray, IntArray, Plan, Settings
 
@@ -32,7 +33,7 @@ class WindowRoom:
     """Room to weigh w windows (sizes of the prefill × n divisions, size by size) with k = 2 numbers of steps each.
 
     All is flat, [k · w]; see :mod:`learner.prompts` for why it is kept, which makes it room for one thread.
-    ``table`` [12, k · w] is a candidate table, in which modes and TPCs stand already.
+    ``table`` [13, k · w] is a candidate table, in which modes and TPCs stand already.
     """
 
     def __init__(self, mode: IntArray, decode_tpcs: IntArray, prefill_tpcs: IntArray, sizes: int) -> None:
@@ -42,7 +43,7 @@ class WindowRoom:
         self.table = table = np.zeros((len(Plan._fields), size))
         table[[MODE, PREFILL_TPCS, DECODE_TPCS]] = np.tile((mode, prefill_tpcs, decode_tpcs), k * sizes)
         self.budgets, self.steps, self.left_s = table[PREFILL_TOKENS], table[LOOK_AHEAD_STEPS], table[LEFT]
-        self.predicted_s, self.gap_s = table[PREDICTED], table[GAP]
+        self.predicted_s, self.gap_s, self.violation_s = table[PREDICTED], table[GAP], table[VIOLATION]
         self.rate, self.feasible = table[RATE], table[FEASIBLE]
         self.by_window = self.steps.reshape(k, w)
         """The steps [k, w]."""

@@ -7,7 +7,7 @@ import math
 from sglang_ext.policy.types import MODES, CandidateTable, Decision, FloatArray
 
 MODE, PREFILL_TOKENS, PREFILL_TPCS, DECODE_TPCS, LOOK_AHEAD_STEPS = range(5)
-PREDICTED, UPPER, ROOFLINE, GAP, RATE, FEASIBLE, LEFT = range(5, 12)
+PREDICTED, UPPER, ROOFLINE, GAP, RATE, FEASIBLE, LEFT, VIOLATION = range(5, 13)
 
 SAME = 0.1
 """Where nothing is feasible, violations this much above the least count as the least: predictions are no finer, and
@@ -15,7 +15,7 @@ with pages of one token a prefill would otherwise crawl along by a token an iter
 
 
 def best_rate(columns: FloatArray) -> float:
-    """The highest rate of the feasible among some plans [12, m]; 0 if there is none."""
+    """The highest rate of the feasible among some plans [13, m]; 0 if there is none."""
     rates = columns[RATE] * columns[FEASIBLE]
     return float(rates[rates.argmax()]) if rates.size else 0.0
 
@@ -23,7 +23,7 @@ def best_rate(columns: FloatArray) -> float:
 def choose(table: CandidateTable) -> tuple[int, str]:
     """The feasible plan of the highest rate (``best``), the first of equals.
 
-    If there is none, the highest rate among the plans with prefill whose largest gap is the least, or close to it
+    If there is none, the highest rate among the plans with prefill whose violation is the least, or close to it
     (``least_violation``): neither phase may starve.
     """
     rates = table.quantity(RATE)
@@ -31,7 +31,7 @@ def choose(table: CandidateTable) -> tuple[int, str]:
     best = max(scores)
     if best >= 0.0:
         return scores.index(best), "best"
-    gaps_s = table.quantity(GAP)
+    gaps_s = table.quantity(VIOLATION)
     for index, tokens in enumerate(table.quantity(PREFILL_TOKENS)):
         if not tokens:
             gaps_s[index] = math.inf

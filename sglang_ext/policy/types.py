@@ -126,7 +126,8 @@ class Plan(NamedTuple):
     the time between two tokens of a running request, with overheads and, for a window, the wait for the next
     iteration's token. ``tokens_per_s`` is the objective: tokens of both phases per second of predicted time.
     ``feasible`` (0 or 1): the constraint holds. ``left_s`` bounds how long a request's last token has waited when the
-    iteration ends: what is left of a window after its last decode step.
+    iteration ends: what is left of a window after its last decode step. ``violation_s`` is the largest gap and, for a
+    window that breaks the target at its first step and across its end, what the smaller of the two breaks it by.
     """
 
     mode: float
@@ -141,13 +142,14 @@ class Plan(NamedTuple):
     tokens_per_s: float
     feasible: float
     left_s: float
+    violation_s: float
 
 
 NO_PLANS = np.zeros((len(Plan._fields), 0))
 
 
 class CandidateTable:
-    """Plans that were weighed: the ``first``, those in ``columns`` [12, m], one column each, and the ``last``.
+    """Plans that were weighed: the ``first``, those in ``columns`` [13, m], one column each, and the ``last``.
 
     They are laid out together only when somebody looks at them.
     """
@@ -159,7 +161,7 @@ class CandidateTable:
 
     @cached_property
     def matrix(self) -> FloatArray:
-        """[12, m]: one row per quantity, one column per plan."""
+        """[13, m]: one row per quantity, one column per plan."""
         parts = (
             np.array(plans, dtype=np.float64).reshape(-1, len(Plan._fields)).T for plans in (self.first, self.last)
         )

@@ -132,7 +132,7 @@ class Weighing:
         return least_s > limit_s and (mixed_s <= limit_s or least_s > mixed_s * (1.0 + SAME))
 
     def window_plans(self) -> FloatArray:
-        """The best window of each division, as columns of a candidate table [12, n]. There must be some."""
+        """The best window of each division, as columns of a candidate table [13, n]. There must be some."""
         return best_windows(self._windows(), self.situation, self._most_steps)
 
     def duet_plans(self) -> FloatArray:
@@ -155,7 +155,7 @@ def mixed_plan(mode: int, batch: Batch, tokens: int, decodes: int, tpcs: int, si
     gap_s = mixed_gap_s(batch.upper_s, host_s + situation.waited_s, period_s) if decodes else 0.0
     rate = tokens / (max(batch.mean_s, period_s) + host_s) if tokens else 0.0
     steps, feasible = 1 if decodes else 0, gap_s <= within(situation.tbt_slo_s)
-    return Plan(mode, batch.budget, tpcs, tpcs, steps, *batch[1:], gap_s, rate, feasible, 0.0)
+    return Plan(mode, batch.budget, tpcs, tpcs, steps, *batch[1:], gap_s, rate, feasible, 0.0, gap_s)
 
 
 def one_phase(situation: Situation, model: Model, offered: Offer) -> Plan:
@@ -167,4 +167,4 @@ def one_phase(situation: Situation, model: Model, offered: Offer) -> Plan:
     if decodes:
         batch = Forwards(situation, offered, model).mixed([0]).at(0)
         return mixed_plan(TEMPORAL, batch, decodes, decodes, model.total_tpcs, situation)
-    return Plan(TEMPORAL, offered.most, model.total_tpcs, model.total_tpcs, 0, *(0.0,) * 5, True, 0.0)
+    return Plan(TEMPORAL, offered.most, model.total_tpcs, model.total_tpcs, 0, *(0.0,) * 5, True, 0.0, 0.0)

@@ -13,7 +13,7 @@ from numpy import add, divide, less_equal, multiply, subtract
 
 from sglang_ext.policy.duet import duet, steps_between
 from sglang_ext.policy.forwards import Windows
-from sglang_ext.policy.gaps import turn_gaps, window_gaps, within
+from sglang_ext.policy.gaps import turn_gaps, violations, window_gaps, within
 from sglang_ext.policy.layout import WindowRoom
 from sglang_ext.policy.prefill import Offer
 from sglang_ext.policy.types import FloatArray, Situation
@@ -42,17 +42,18 @@ def weigh(windows: Windows, situation: Situation, room: WindowRoom, most_steps: 
         window_gaps(*halves_s, most_steps, *waits_s, room.gap_s, room.left_s)
     else:
         turn_gaps(room.step_upper_s, room.prefill_upper_s, *waits_s, room.gap_s, room.left_s)
+    violations(room.step_upper_s, *waits_s, situation.tbt_slo_s, room.left_s, room.gap_s, room.violation_s)
     multiply(room.steps, len(situation.decode_context), room.rate)
     add(room.rate, room.tokens, room.rate)
     divide(room.rate, add(room.predicted_s, before_s + after_s, room.scratch), room.rate)
 
 
 def best_windows(windows: Windows, situation: Situation, most_steps: int) -> FloatArray:
-    """The best plan of each division, as columns of a candidate table [12, n].
+    """The best plan of each division, as columns of a candidate table [13, n].
 
     Of a division's plans (values of k × sizes of the prefill) it is the feasible one of the highest rate (a smaller
     prefill only if its rate is higher by :data:`sglang_ext.policy.layout.WHOLE`), else the one
-    whose largest gap is smallest, of equals that with the larger prefill. k is the article's ⌊t_p/t_d⌋ or one more,
+    whose violation is smallest, of equals that with the larger prefill. k is the article's ⌊t_p/t_d⌋ or one more,
     within 1 and ``most_steps`` ≥ 1: the rate rises up to t_p/t_d and falls beyond.
     """
     limit_s, room = within(situation.tbt_slo_s), windows.layout.room
@@ -62,7 +63,7 @@ def best_windows(windows: Windows, situation: Situation, most_steps: int) -> Flo
     weigh(windows, situation, room, most_steps)
     less_equal(room.gap_s, limit_s, room.keeps)
     room.feasible[...] = room.keeps
-    subtract(room.preference_s, room.gap_s, room.score)
+    subtract(room.preference_s, room.violation_s, room.score)
     multiply(room.rate, room.discount, room.scratch)
     np.copyto(room.score, room.scratch, where=room.keeps)
     best = room.score_by_division.argmax(axis=0) * room.divisions + room.first

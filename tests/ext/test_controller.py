@@ -248,6 +248,8 @@ def test_drift_is_said_once_each_way_and_shown(caplog):
     assert over == "INFO conflux: decode takes about what is predicted again"
     (over,) = polled(6)
     assert "prefill_beside" in over
+    # One that comes and goes is not said again so soon, though it is shown.
+    assert polled(7, "decode") == polled(8) == []
 
 
 def test_the_metrics_name_groups_in_drift(prometheus):

@@ -20,6 +20,7 @@ class Plan:
     upper_s: float
     gap_s: float
     rate: float
+    violation_s: float
 
     def keeps(self, tbt_slo_s: float) -> bool:
         return self.gap_s <= tbt_slo_s * (1 + 1e-9)
@@ -59,7 +60,7 @@ def mixed(s: Situation, model, budget: int, mode: str) -> Plan:
     tokens = len(s.decode_context) + sum(new)
     gap_s = s.waited_s + s.host_overhead_s + max(upper_s, s.host_period_s) if len(s.decode_context) else 0.0
     tpcs, lasts_s = model.total_tpcs, max(mean_s, s.host_period_s) + s.host_overhead_s
-    return Plan(mode, budget, tpcs, tpcs, 1, mean_s, upper_s, gap_s, tokens / lasts_s)
+    return Plan(mode, budget, tpcs, tpcs, 1, mean_s, upper_s, gap_s, tokens / lasts_s, gap_s)
 
 
 def halves(s: Situation, model, budget, decode_tpcs, prefill_tpcs, concurrent):
@@ -88,9 +89,10 @@ def window(s: Situation, model, mode, budget, decode_tpcs, prefill_tpcs, k, most
     else:
         predicted, upper = k * t_d + t_p, k * u_d + u_p
         waits = [u_p]
-    gap = max(s.waited_s + before + u_d, max(waits) + after + following)
+    gaps = sorted((s.waited_s + before + u_d, max(waits) + after + following))
     rate = (k * len(s.decode_context) + sum(new)) / (predicted + before + after)
-    return Plan(mode, budget, decode_tpcs, prefill_tpcs, k, predicted, upper, gap, rate)
+    violation = gaps[1] + max(gaps[0] - s.tbt_slo_s, 0.0)
+    return Plan(mode, budget, decode_tpcs, prefill_tpcs, k, predicted, upper, gaps[1], rate, violation)
 
 
 def all_windows(s: Situation, settings: Settings, model, modes, shares=(1, 2, 4)) -> list[Plan]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_ext.policy.chunk import COARSE
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
-from sglang_ext.policy.types import CandidateTable, Settings, Situation
+from sglang_ext.policy.types import RESERVED, SPATIAL, CandidateTable, Settings, Situation
 from tests.policy import reference
 from tests.policy.analytic import Analytic, h200, models, situations
 
@@ -120,8 +120,8 @@ def test_auto_is_the_best_of_all_plans(s: Situation, model: Analytic, concurrent
     else:
         assert d.reason == "least_violation"
         assert d.prefill_tokens >= s.page_size
-        least = min(plan.gap_s for plan in [*mixed, *windows])
-        assert d.largest_gap_s <= 1.1 * least * (1 + 1e-9)
+        least = min(plan.violation_s for plan in [*mixed, *windows])
+        assert d.candidates["violation_s"][d.index] <= 1.1 * least * (1 + 1e-9)
 
 
 def test_temporal_when_all_fits_and_only_that_is_weighed() -> None:
@@ -248,6 +248,17 @@ def test_a_wait_left_by_a_window_may_be_paid_by_decode_alone() -> None:
     # With nothing to pay the least violation carries prefill instead.
     d = decide(changed(tbt_slo_s=rest + 1e-3), Settings("auto", False), model)
     assert (d.reason, d.prefill_tokens > 0) == ("least_violation", True)
+
+
+def test_one_late_token_is_better_than_two() -> None:
+    """The decodes have waited too long already. A window makes the next token sooner, and another late one at its end;
+    a mixed batch only the one."""
+    model = Analytic(token_s=2e-4, weights_s=5e-3, margin=1.0)
+    s = changed(tbt_slo_s=0.01, waited_s=0.03, max_look_ahead=4, after_window_s=0.02)
+    d = decide(s, Settings("auto", True, LEVELS), model)
+    windows = np.isin(d.candidates["mode"], (SPATIAL, RESERVED))
+    assert d.candidates["largest_gap_s"][windows].min() < d.largest_gap_s
+    assert (d.mode, d.reason) == ("chunked", "least_violation")
 
 
 def test_duet_keeps_to_the_articles_constraint() -> None:
