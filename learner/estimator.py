@@ -21,21 +21,22 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.calibration import OFFSET_SAMPLES, Calibration, CalibrationState
-from learner.columns import DECODE, PHASES, TERMS
+from learner.columns import DECODE, MIXED, PHASES, TERMS
 from learner.contention import CONTENTION_TERMS
 from learner.device import DeviceProfile
 from learner.fitting import fit_correction, fit_terms, logs_of, ratio_bounds, weighted_quantile
-from learner.latency import LatencyModel, Prediction, Terms
+from learner.latency import LatencyModel, Prediction, Terms, tokens_of
 from learner.nearby import points_of
 from learner.records import Iteration
 from learner.samples import MAX_STEP_S, Forward, Sample, samples_of
 from learner.shape import ModelShape
+from learner.sizes import Sizes, learn_sizes
 from learner.snapshot import COLD_MARGIN, GROUPS, MAX_FLOOR_S, MAX_MARGIN, MAX_RATIO, MIN_RATIO, Snapshot
 from learner.window import Batch, Window, WindowState
 
 FloatArray = npt.NDArray[np.float64]
 
-_SCHEMA = 2
+_SCHEMA = 3
 COVERAGE = 0.99
 # The first fits come after FEWEST_NEW samples each; later one is due when a 64th is new, within the other two.
 FEWEST_NEW, LEAST_NEW, MOST_NEW = 16, 4, 256
@@ -331,6 +332,11 @@ class OnlineEstimator:
             calibration.centre = _level(plain[newest], 0.5)
             calibration.corrected_centre = _level(corrected[newest], 0.5)
             residual = corrected if draft.correction_weight[group] else plain
+            if group == MIXED:
+                tokens = tokens_of(recent.columns.T)
+                centred = residual - _level(residual, 0.5)
+                draft.sizes[:], draft.size_shift[:] = learn_sizes(tokens, centred)
+                residual = residual - Sizes(draft.sizes, draft.size_shift).shift(tokens)
             offset = _level(residual[newest], level)
             draft.offset[group] = offset
             scores.append((residual - offset) * widened)

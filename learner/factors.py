@@ -20,6 +20,7 @@ from learner.requests import (
     PREFILL_TOKENS,
     PREFILLS,
 )
+from learner.sizes import Sizes
 from learner.snapshot import Snapshot
 
 FloatArray = npt.NDArray[np.float64]
@@ -29,7 +30,8 @@ FloatArray = npt.NDArray[np.float64]
 _LINEAR = 1 + PLACE - LOG_FEATURES
 OF_SUMS = np.zeros((_LINEAR, WIDTH))
 OF_SUMS[0, [DECODES, PREFILLS, BESIDE]] = 1.0, 2.0, 4.0
-for _row, _sum in enumerate((PREFILL_TOKENS, PREFILL_CONTEXT, DECODE_ROWS, DECODE_CACHED, LONGEST), start=1):
+_LOG_SUMS = PREFILL_TOKENS, PREFILL_CONTEXT, DECODE_ROWS, DECODE_CACHED, LONGEST
+for _row, _sum in enumerate(_LOG_SUMS, start=1):
     OF_SUMS[_row, [_sum, ONE]] = 1.0
 for _row, _sum in enumerate((ONE, DECODES, PREFILLS, BESIDE), start=1 + LOG_FEATURES):
     OF_SUMS[_row, _sum] = 1.0
@@ -37,7 +39,9 @@ ROWS = 1 + PLACE
 FOUND = 7
 _FLOOR = 5  # row of what is found
 _LOGS, _SQUARES = slice(1, 1 + LOG_FEATURES), slice(_LINEAR, ROWS)
+_PREFILL_TOKENS, _DECODE_ROWS = _LOG_SUMS.index(PREFILL_TOKENS), _LOG_SUMS.index(DECODE_ROWS)
 _PHASE_OF_KIND = (PREFILL, DECODE, PREFILL, MIXED)  # an empty forward counts as a prefill
+_MIXED_KIND = 3
 
 
 class Found:
@@ -66,14 +70,14 @@ class FactorRoom:
 class Factors:
     """A snapshot's numbers per group, with its correction and what is nearby, residuals weighed by group."""
 
-    def __init__(self, snapshot: Snapshot, correction: Correction, nearby: Nearby) -> None:
+    def __init__(self, snapshot: Snapshot, correction: Correction, nearby: Nearby, sizes: Sizes) -> None:
         group = np.array([phase + beside for beside in (0, len(PHASES)) for phase in _PHASE_OF_KIND])
         of = snapshot
         factors = of.offset, of.correction_weight
         bounds = of.min_ratio, of.max_ratio, of.margin, of.floor_s, of.least_upper
         self._by_kind = np.array([*factors, *bounds])[:, group]
         self._by_kind[_FLOOR, :: len(_PHASE_OF_KIND)] = 0.0  # nothing is launched for nothing
-        self._correction, self._nearby = correction, nearby
+        self._correction, self._nearby, self._sizes = correction, nearby, sizes
         self._looks_nearby = any(of.nearby_weight) and len(nearby) > 0
 
     def find(self, room: FactorRoom) -> None:
@@ -81,6 +85,10 @@ class Factors:
         logs, factor, weight = room.logs, room.found.factor, room.found.weight
         room.kind[...] = room.kinds
         self._by_kind.take(room.kind, axis=1, out=room.found.rows, mode="clip")
+        if len(self._sizes):
+            # Each is 1 more here.
+            tokens = logs[_PREFILL_TOKENS] + logs[_DECODE_ROWS] - 2.0
+            add(factor, self._sizes.shift(tokens) * (room.kind == _MIXED_KIND), factor)
         log2(logs, logs)
         if self._correction.present:
             multiply(weight, self._correction.log_factor(logs, room.correction), weight)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from learner.columns import COLUMN, LOG_COLUMNS, PHASES, TERMS
+from learner.columns import COLUMN, LOG_COLUMNS, MIXED, PHASES, TERMS
 from learner.contention import CONTENTION_COLUMNS, Contention
 from learner.correction import Correction
 from learner.device import DeviceProfile
@@ -25,11 +25,12 @@ from learner.nearby import Nearby
 from learner.outlook import Numbers, Outlook, Workshop
 from learner.roofline import Roofline
 from learner.shape import ModelShape
+from learner.sizes import Sizes
 from learner.snapshot import Snapshot
 
 FloatArray = npt.NDArray[np.float64]
 
-_PHASE = COLUMN["phase"]
+_PHASE, _PREFILL_TOKENS, _DECODE_ROWS = (COLUMN[name] for name in ("phase", "prefill_tokens", "decode_rows"))
 _MARGIN, _LEAST_UPPER = 3, 6  # rows of a model's group factors
 _BESIDE = CONTENTION_COLUMNS.index("beside_forward")
 
@@ -87,6 +88,7 @@ class LatencyModel:
         self._correction = Correction(numbers.correction)
         # Its residuals are weighed already.
         self._nearby = Nearby(numbers.nearby, numbers.nearby_weight)
+        self._sizes = Sizes(numbers.sizes, numbers.size_shift)
         self._looks_nearby = any(numbers.nearby_weight) and len(self._nearby) > 0
         self._group_factors = np.array(
             [
@@ -160,7 +162,7 @@ class LatencyModel:
     def _outlook_numbers(self) -> Numbers:
         if self._workshop is None:
             self._workshop = Workshop(self._roofline, self._contention)
-        return Numbers(self._workshop, self.snapshot, self._correction, self._nearby)
+        return Numbers(self._workshop, self.snapshot, self._correction, self._nearby, self._sizes)
 
     def mean_s(
         self,
@@ -177,6 +179,9 @@ class LatencyModel:
         """
         base, correction = self.parts(columns, contention)
         shift = self._nearby.shift(columns[LOG_COLUMNS], group) if nearby and self._looks_nearby else None
+        if len(self._sizes):
+            of_size = self.size_shift(columns, group)
+            shift = of_size if shift is None else np.add(shift, of_size, out=shift)
         return self._bounded_s(base, correction, shift, roofline_s, group)
 
     def _bounded_s(
@@ -232,6 +237,10 @@ class LatencyModel:
             base += self._contention_coefficients @ contention
         return base, self._correction.log_factor(columns[LOG_COLUMNS]) if self._correction.present else None
 
+    def size_shift(self, columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
+        """Log factor by exact size, [m]; 0 for all but mixed batches."""
+        return np.asarray(self._sizes.shift(tokens_of(columns)) * (group == MIXED))
+
     def nearby_shift(self, columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray | None:
         """Log factor by the newest like forwards, [m], not yet weighed; None if the snapshot holds none."""
         return self._unweighed_nearby.shift(columns[LOG_COLUMNS], group) if len(self._nearby) else None
@@ -239,6 +248,11 @@ class LatencyModel:
     @cached_property
     def _unweighed_nearby(self) -> Nearby:
         return Nearby(self.snapshot.nearby)
+
+
+def tokens_of(columns: FloatArray) -> FloatArray:
+    """New tokens of forwards ``columns`` [len(COLUMNS), m]; [m]."""
+    return np.asarray(columns[_PREFILL_TOKENS] + columns[_DECODE_ROWS])
 
 
 def _beside(contention: FloatArray) -> npt.NDArray[np.intp]:

@@ -24,6 +24,7 @@ from learner.pairs import PairNumbers, PairRoom, Pairs
 from learner.prompts import PromptSums
 from learner.requests import DECODE_CACHED, DECODE_EXCESS, DECODE_ROWS, LOGITS, LONGEST, TOKENS
 from learner.roofline import OPERATORS, Roofline
+from learner.sizes import Sizes
 from learner.snapshot import Snapshot
 
 FloatArray = npt.NDArray[np.float64]
@@ -95,9 +96,11 @@ class Workshop:
 class Numbers:
     """What follows from a snapshot besides."""
 
-    def __init__(self, workshop: Workshop, snapshot: Snapshot, correction: Correction, nearby: Nearby) -> None:
+    def __init__(
+        self, workshop: Workshop, snapshot: Snapshot, correction: Correction, nearby: Nearby, sizes: Sizes
+    ) -> None:
         self.workshop = workshop
-        self.factors = Factors(snapshot, correction, nearby)
+        self.factors = Factors(snapshot, correction, nearby, sizes)
         folded, self._coefficients = workshop.folded, np.array(snapshot.coefficients)
         self._contention = np.array(snapshot.contention)
         self.linear = np.concatenate([folded.alone(folded.mean(self._coefficients)), OF_SUMS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import msgspec
@@ -9,8 +10,9 @@ import msgspec
 from learner.columns import LOG_FEATURES, PHASES, ROOFLINE_COLUMNS, TERM_COLUMNS, TERMS
 from learner.contention import CONTENTION_TERMS
 from learner.nearby import MOST_CUT, MOST_POINTS, POINT_WIDTH
+from learner.sizes import MOST_SHIFT, MOST_SIZES
 
-SCHEMA = 2
+SCHEMA = 3
 GROUPS = 2 * len(PHASES)  # each phase alone, then each phase beside another stream
 GROUP_NAMES = (*PHASES, *(f"{phase}_beside" for phase in PHASES))
 KNOTS = 32  # of each log2 feature: 0, 1, …, 31
@@ -20,6 +22,7 @@ MAX_MARGIN = 4.0
 MAX_CORRECTION = 0.7
 MAX_COEFFICIENT = 1e6
 MAX_FLOOR_S = 10.0
+MAX_TOKENS = 1e9
 MAX_BYTES = 1 << 16
 
 # Before anything is learnt the bound is this much above the roofline: recorded H200 forwards lie 0.9–1.34 × it.
@@ -35,10 +38,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ``coefficients`` [TERMS] and ``contention`` [CONTENTION_TERMS] weigh the physical terms, none negative.
     ``correction`` is [LOG_FEATURES · KNOTS], row by row: log factors at log2(1 + x) = 0, 1, …, scaled per group by
     ``correction_weight``. ``nearby`` are rows of POINT_WIDTH (:mod:`learner.nearby`): log features, group, residual and
-    weight of the newest samples, used in groups whose ``nearby_weight`` is 1. ``offset``, ``margin``, ``min_ratio``,
-    ``max_ratio`` and ``floor_s`` are per group (phases alone, then beside another stream): log shift of the mean,
-    upper / mean, the bounds of mean / roofline, and how long the host takes to launch a forward: none ends before.
-    ``drifting`` is 1 for groups whose predictions are further off than usual (:mod:`learner.drift`), else 0.
+    weight of the newest samples, used in groups whose ``nearby_weight`` is 1. ``sizes``, ascending, and ``size_shift``
+    are log factors of mixed batches of exactly so many tokens (:mod:`learner.sizes`). ``offset``, ``margin``,
+    ``min_ratio``, ``max_ratio`` and ``floor_s`` are per group (phases alone, then beside another stream): log shift of
+    the mean, upper / mean, the bounds of mean / roofline, and how long the host takes to launch a forward: none ends
+    before. ``drifting`` is 1 for groups whose predictions are further off than usual (:mod:`learner.drift`), else 0.
     ``coverage`` is the share of times that the margin is meant to cover. ``version`` 0 is the bare roofline.
     """
 
@@ -55,6 +59,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     correction_weight: list[float]
     nearby: list[float]
     nearby_weight: list[float]
+    sizes: list[float]
+    size_shift: list[float]
     offset: list[float]
     margin: list[float]
     min_ratio: list[float]
@@ -73,6 +79,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             correction_weight=[0.0] * GROUPS,
             nearby=[],
             nearby_weight=[0.0] * GROUPS,
+            sizes=[],
+            size_shift=[],
             offset=[0.0] * GROUPS,
             margin=[COLD_MARGIN] * GROUPS,
             min_ratio=[MIN_RATIO] * GROUPS,
@@ -110,6 +118,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         _check("correction_weight", self.correction_weight, GROUPS, 0.0, 1.0)
         _check("nearby_weight", self.nearby_weight, GROUPS, 0.0, 1.0)
         self._check_nearby()
+        _check("sizes", self.sizes, min(len(self.sizes), MOST_SIZES), 0.0, MAX_TOKENS)
+        _check("size_shift", self.size_shift, len(self.sizes), -MOST_SHIFT, MOST_SHIFT)
+        if any(one >= other for one, other in itertools.pairwise(self.sizes)):
+            raise ValueError("snapshot's sizes do not ascend")
         _check("offset", self.offset, GROUPS, -math.log(MAX_RATIO), math.log(MAX_RATIO))
         _check("margin", self.margin, GROUPS, 1.0, MAX_MARGIN)
         _check("min_ratio", self.min_ratio, GROUPS, MIN_RATIO, MAX_RATIO)

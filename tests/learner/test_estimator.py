@@ -16,7 +16,7 @@ from learner.estimator import COVERAGE, OnlineEstimator
 from learner.samples import samples_of
 from learner.snapshot import COLD_MARGIN
 from tests.learner.estimating import draw, learnt, run
-from tests.learner.worlds import CPU, SMALL, CpuWorld, GpuWorld, iteration, stream
+from tests.learner.worlds import CPU, H200, SMALL, CpuWorld, GpuWorld, iteration, stream
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -100,6 +100,23 @@ def test_the_correction_counts_where_it_helps(wave: float) -> None:
         ]
         assert steps.take(slice(400, None)).error() < 0.6 * np.mean(errors)
     assert steps.take(slice(400, None)).error() < (0.12 if wave else 0.04)
+
+
+def test_mixed_batches_have_a_factor_by_exact_size() -> None:
+    """Neighbours in size that differ by 15 %, as graphs of their own kernels do; 2 % of noise."""
+    random, factors = np.random.default_rng(8), {320: 1.0, 384: 1.15, 448: 0.97, 512: 1.08}
+    model, estimator = LatencyModel(SMALL, H200), OnlineEstimator(SMALL, H200)
+    records = []
+    for number in range(400):
+        tokens = int(random.choice(list(factors)))
+        q, c = [tokens - 8, *[1] * 8], [int(random.integers(0, 4000)), *random.integers(500, 3000, 8).tolist()]
+        roofline = float(model.terms(q, c, 9, 66).roofline_s[0])
+        taken_s = 1.2 * roofline * factors[tokens] * math.exp(0.02 * random.standard_normal())
+        records.append(iteration(stream("mixed", 66, q, c, [taken_s]), number=number))
+    late = run(estimator, records).take(slice(200, None))
+    assert estimator.model.snapshot.sizes == list(factors)
+    assert late.error() < 0.025
+    assert float(np.median(late.upper_s / late.mean_s)) < 1.09
 
 
 def test_decode_errs_high() -> None:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner import LatencyModel, Snapshot, Terms
-from learner.columns import LOG_FEATURES, PHASES, TERM_COLUMNS, TERMS
+from learner.columns import LOG_FEATURES, MIXED, PHASES, TERM_COLUMNS, TERMS
 from learner.contention import CONTENTION_COLUMNS, CONTENTION_TERMS
 from learner.nearby import INERTIA, MOST_CUT, MOST_POINTS, POINT_WIDTH, RADIUS
+from learner.sizes import MOST_SHIFT, MOST_SIZES
 from learner.snapshot import COLD_MARGIN, GROUPS, KNOTS, MAX_CORRECTION
 from tests.learner.test_roofline import SHAPE, Request, requests
 from tests.learner.worlds import CPU, H200, LARGE
@@ -27,6 +28,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     # Counts cost microseconds; times are multiples of themselves.
     unit = np.array([1.0 if name.endswith("_s") else 1e-5 for name in TERM_COLUMNS])
     low = random.uniform(0.01, 0.5, GROUPS)
+    # Small ones, which drawn batches often have.
+    sizes = np.sort(random.choice(40, draw(st.integers(0, MOST_SIZES)), replace=False)).astype(float)
     return Snapshot(
         version=draw(st.integers(1, 1000)),
         coefficients=(unit * random.exponential(1.0, TERMS) * (random.random(TERMS) < 0.6)).tolist(),
@@ -35,6 +38,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         correction_weight=random.choice([0.0, 1.0], GROUPS).tolist(),
         nearby=nearby_points(random, draw(st.integers(0, MOST_POINTS))),
         nearby_weight=random.choice([0.0, 1.0], GROUPS).tolist(),
+        sizes=sizes.tolist(),
+        size_shift=random.uniform(-MOST_SHIFT, MOST_SHIFT, len(sizes)).tolist(),
         offset=random.uniform(-1.0, 1.0, GROUPS).tolist(),
         margin=random.uniform(1.0, 2.0, GROUPS).tolist(),
         min_ratio=low.tolist(),
@@ -183,6 +188,9 @@ def reference(snapshot: Snapshot, terms: Terms, beside: Terms | None) -> list[fl
         mean *= np.exp(snapshot.offset[group] + snapshot.correction_weight[group] * correction)
         shift = nearby_shift(snapshot, terms.matrix[row, -LOG_FEATURES:], group)
         mean *= np.exp(snapshot.nearby_weight[group] * shift)
+        tokens = terms.column("prefill_tokens")[row] + terms.column("decode_rows")[row]
+        if group == MIXED and tokens in snapshot.sizes:
+            mean *= np.exp(snapshot.size_shift[snapshot.sizes.index(tokens)])
         roofline = terms.roofline_s[row]
         mean = min(max(mean, snapshot.min_ratio[group] * roofline), snapshot.max_ratio[group] * roofline)
         out.append(max(mean, snapshot.floor_s[group] if roofline else 0.0))
