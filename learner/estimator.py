@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -21,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.calibration import OFFSET_SAMPLES, Calibration, CalibrationState
-from learner.columns import DECODE, MIXED, PHASES, TERMS
+from learner.columns import DECODE, PHASES, TERMS
 from learner.contention import CONTENTION_TERMS
 from learner.device import DeviceProfile
 from learner.fitting import fit_correction, fit_terms, logs_of, ratio_bounds, weighted_quantile
-from learner.latency import LatencyModel, Prediction, Terms, tokens_of
+from learner.latency import SIZE_SIGN, LatencyModel, Prediction, Terms, sizes_of
 from learner.nearby import points_of
 from learner.records import Iteration
 from learner.samples import MAX_STEP_S, Forward, Sample, samples_of
@@ -322,6 +323,7 @@ class OnlineEstimator:
         model = self._model.with_snapshot(draft)
         widened = 1.0 + OPTIMISM_SAMPLES / max(self.accepted, 1)
         scores: list[FloatArray] = []
+        sizes: list[tuple[list[float], list[float]]] = []
         for group, calibration in enumerate(self._calibrations):
             recent = calibration.recent()
             base, correction = model.parts(recent.columns.T, recent.contention.T)
@@ -332,14 +334,16 @@ class OnlineEstimator:
             calibration.centre = _level(plain[newest], 0.5)
             calibration.corrected_centre = _level(corrected[newest], 0.5)
             residual = corrected if draft.correction_weight[group] else plain
-            if group == MIXED:
-                tokens = tokens_of(recent.columns.T)
-                centred = residual - _level(residual, 0.5)
-                draft.sizes[:], draft.size_shift[:] = learn_sizes(tokens, centred)
-                residual = residual - Sizes(draft.sizes, draft.size_shift).shift(tokens)
+            if SIZE_SIGN[group]:
+                keys = sizes_of(recent.columns.T, recent.group)
+                found = learn_sizes(keys, residual - _level(residual, 0.5))
+                sizes.append(found)
+                residual = residual - Sizes(*found).shift(keys)
             offset = _level(residual[newest], level)
             draft.offset[group] = offset
             scores.append((residual - offset) * widened)
+        by_size = sorted(chain.from_iterable(zip(*found, strict=True) for found in sizes))
+        draft.sizes[:], draft.size_shift[:] = ([pair[at] for pair in by_size] for at in (0, 1))
         pooled = np.concatenate(scores)
         for group, calibration in enumerate(self._calibrations):
             margin = calibration.margin(scores[group])

@@ -41,7 +41,8 @@ _FLOOR = 5  # row of what is found
 _LOGS, _SQUARES = slice(1, 1 + LOG_FEATURES), slice(_LINEAR, ROWS)
 _PREFILL_TOKENS, _DECODE_ROWS = _LOG_SUMS.index(PREFILL_TOKENS), _LOG_SUMS.index(DECODE_ROWS)
 _PHASE_OF_KIND = (PREFILL, DECODE, PREFILL, MIXED)  # an empty forward counts as a prefill
-_MIXED_KIND = 3
+# By kind, of the keys in the table of sizes: decodes alone, and mixed batches.
+_SIZE_SIGN = np.array([0.0, -1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 
 
 class Found:
@@ -88,7 +89,7 @@ class Factors:
         if len(self._sizes):
             # Each is 1 more here.
             tokens = logs[_PREFILL_TOKENS] + logs[_DECODE_ROWS] - 2.0
-            add(factor, self._sizes.shift(tokens) * (room.kind == _MIXED_KIND), factor)
+            add(factor, self._sizes.shift(tokens * _SIZE_SIGN[room.kind]), factor)
         log2(logs, logs)
         if self._correction.present:
             multiply(weight, self._correction.log_factor(logs, room.correction), weight)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from learner.columns import COLUMN, LOG_COLUMNS, MIXED, PHASES, TERMS
+from learner.columns import COLUMN, DECODE, LOG_COLUMNS, MIXED, PHASES, TERMS
 from learner.contention import CONTENTION_COLUMNS, Contention
 from learner.correction import Correction
 from learner.device import DeviceProfile
@@ -26,12 +26,14 @@ from learner.outlook import Numbers, Outlook, Workshop
 from learner.roofline import Roofline
 from learner.shape import ModelShape
 from learner.sizes import Sizes
-from learner.snapshot import Snapshot
+from learner.snapshot import GROUPS, Snapshot
 
 FloatArray = npt.NDArray[np.float64]
 
 _PHASE, _PREFILL_TOKENS, _DECODE_ROWS = (COLUMN[name] for name in ("phase", "prefill_tokens", "decode_rows"))
 _MARGIN, _LEAST_UPPER = 3, 6  # rows of a model's group factors
+# Of a group's keys in the table of sizes.
+SIZE_SIGN = np.array([{MIXED: 1.0, DECODE: -1.0}.get(group, 0.0) for group in range(GROUPS)])
 _BESIDE = CONTENTION_COLUMNS.index("beside_forward")
 
 
@@ -238,8 +240,8 @@ class LatencyModel:
         return base, self._correction.log_factor(columns[LOG_COLUMNS]) if self._correction.present else None
 
     def size_shift(self, columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
-        """Log factor by exact size, [m]; 0 for all but mixed batches."""
-        return np.asarray(self._sizes.shift(tokens_of(columns)) * (group == MIXED))
+        """Log factor by exact size, [m]."""
+        return self._sizes.shift(sizes_of(columns, group))
 
     def nearby_shift(self, columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray | None:
         """Log factor by the newest like forwards, [m], not yet weighed; None if the snapshot holds none."""
@@ -250,9 +252,10 @@ class LatencyModel:
         return Nearby(self.snapshot.nearby)
 
 
-def tokens_of(columns: FloatArray) -> FloatArray:
-    """New tokens of forwards ``columns`` [len(COLUMNS), m]; [m]."""
-    return np.asarray(columns[_PREFILL_TOKENS] + columns[_DECODE_ROWS])
+def sizes_of(columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
+    """Keys of forwards in :class:`learner.sizes.Sizes`, [m]; ``columns`` [len(COLUMNS), m], ``group`` [m]."""
+    tokens = columns[_PREFILL_TOKENS] + columns[_DECODE_ROWS]
+    return np.asarray(tokens * SIZE_SIGN[group])
 
 
 def _beside(contention: FloatArray) -> npt.NDArray[np.intp]:

@@ -1,8 +1,10 @@
-"""How much longer mixed batches of one exact number of tokens take than their terms say.
+"""How much longer batches of one exact size take than their terms say.
 
-A GEMM's time rises in steps with its rows, as tiles and waves fill up, and each CUDA graph keeps the kernels that were
-chosen for its size. Chunks are cut to fill such a graph, so few sizes come, again and again, and each may have a factor
-of its own.
+A GEMM's time rises in steps with its rows, as tiles and waves fill up; each CUDA graph keeps the kernels that were
+chosen for its size; and decodes are padded to the next graph. Chunks are cut to fill a graph, so few sizes come, again
+and again, and each may have a factor of its own: mixed batches by their tokens, decode steps alone by their rows.
+
+Both are keyed by one number: the tokens of a mixed batch, or minus the rows of a decode step. 0 is neither.
 """
 
 from __future__ import annotations
@@ -12,33 +14,33 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
-MOST_SIZES = 32
+MOST_SIZES = 32  # of either kind
 MOST_SHIFT = 0.3
 # A size needs this many samples, and its shift counts half at the other.
 LEAST_SAMPLES, INERTIA = 3, 4.0
 
 
 class Sizes:
-    """Log factors by size: ``tokens`` ascending, ``shift`` as many."""
+    """Log factors by size: ``keys`` ascending, ``shift`` as many."""
 
-    def __init__(self, tokens: list[float], shift: list[float]) -> None:
+    def __init__(self, keys: list[float], shift: list[float]) -> None:
         # Behind them stands a size that no batch has.
-        self._tokens = np.array([*tokens, np.inf])
+        self._keys = np.array([*keys, np.inf])
         self._shift = np.array([*shift, 0.0])
 
     def __len__(self) -> int:
-        return len(self._tokens) - 1
+        return len(self._keys) - 1
 
-    def shift(self, tokens: FloatArray) -> FloatArray:
-        """Log factors of mixed batches of so many tokens, [m]; 0 for a size of which nothing is known."""
-        at = self._tokens.searchsorted(tokens)
-        return np.asarray(self._shift[at] * (self._tokens[at] == tokens))
+    def shift(self, keys: FloatArray) -> FloatArray:
+        """Log factors of batches of these sizes, [m]; 0 for a size of which nothing is known."""
+        at = self._keys.searchsorted(keys)
+        return np.asarray(self._shift[at] * (self._keys[at] == keys))
 
 
-def learn_sizes(tokens: FloatArray, residual: FloatArray) -> tuple[list[float], list[float]]:
-    """Sizes and their shifts, of log residuals [n] of mixed batches of so many ``tokens`` [n]; the most frequent sizes
-    if there are too many."""
-    sizes, which, counts = np.unique(tokens, return_inverse=True, return_counts=True)
+def learn_sizes(keys: FloatArray, residual: FloatArray) -> tuple[list[float], list[float]]:
+    """Sizes and their shifts, of log residuals [n] of batches of the sizes ``keys`` [n]; the most frequent if there are
+    too many."""
+    sizes, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
     known = np.flatnonzero(counts >= LEAST_SAMPLES)
     if len(known) > MOST_SIZES:
         known = np.sort(known[np.argsort(-counts[known], kind="stable")[:MOST_SIZES]])

@@ -39,7 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ``correction`` is [LOG_FEATURES · KNOTS], row by row: log factors at log2(1 + x) = 0, 1, …, scaled per group by
     ``correction_weight``. ``nearby`` are rows of POINT_WIDTH (:mod:`learner.nearby`): log features, group, residual and
     weight of the newest samples, used in groups whose ``nearby_weight`` is 1. ``sizes``, ascending, and ``size_shift``
-    are log factors of mixed batches of exactly so many tokens (:mod:`learner.sizes`). ``offset``, ``margin``,
+    are log factors of batches of exactly these sizes (:mod:`learner.sizes`). ``offset``, ``margin``,
     ``min_ratio``, ``max_ratio`` and ``floor_s`` are per group (phases alone, then beside another stream): log shift of
     the mean, upper / mean, the bounds of mean / roofline, and how long the host takes to launch a forward: none ends
     before. ``drifting`` is 1 for groups whose predictions are further off than usual (:mod:`learner.drift`), else 0.
@@ -118,7 +118,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         _check("correction_weight", self.correction_weight, GROUPS, 0.0, 1.0)
         _check("nearby_weight", self.nearby_weight, GROUPS, 0.0, 1.0)
         self._check_nearby()
-        _check("sizes", self.sizes, min(len(self.sizes), MOST_SIZES), 0.0, MAX_TOKENS)
+        _check("sizes", self.sizes, min(len(self.sizes), 2 * MOST_SIZES), -MAX_TOKENS, MAX_TOKENS)
         _check("size_shift", self.size_shift, len(self.sizes), -MOST_SHIFT, MOST_SHIFT)
         if any(one >= other for one, other in itertools.pairwise(self.sizes)):
             raise ValueError("snapshot's sizes do not ascend")

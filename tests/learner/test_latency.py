@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner import LatencyModel, Snapshot, Terms
-from learner.columns import LOG_FEATURES, MIXED, PHASES, TERM_COLUMNS, TERMS
+from learner.columns import DECODE, LOG_FEATURES, MIXED, PHASES, TERM_COLUMNS, TERMS
 from learner.contention import CONTENTION_COLUMNS, CONTENTION_TERMS
 from learner.nearby import INERTIA, MOST_CUT, MOST_POINTS, POINT_WIDTH, RADIUS
 from learner.sizes import MOST_SHIFT, MOST_SIZES
@@ -29,7 +29,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     unit = np.array([1.0 if name.endswith("_s") else 1e-5 for name in TERM_COLUMNS])
     low = random.uniform(0.01, 0.5, GROUPS)
     # Small ones, which drawn batches often have.
-    sizes = np.sort(random.choice(40, draw(st.integers(0, MOST_SIZES)), replace=False)).astype(float)
+    sizes = np.sort(random.choice(80, draw(st.integers(0, 2 * MOST_SIZES)), replace=False)) - 40.5
+    sizes = np.trunc(sizes + np.sign(sizes) * 0.5)
     return Snapshot(
         version=draw(st.integers(1, 1000)),
         coefficients=(unit * random.exponential(1.0, TERMS) * (random.random(TERMS) < 0.6)).tolist(),
@@ -189,8 +190,9 @@ def reference(snapshot: Snapshot, terms: Terms, beside: Terms | None) -> list[fl
         shift = nearby_shift(snapshot, terms.matrix[row, -LOG_FEATURES:], group)
         mean *= np.exp(snapshot.nearby_weight[group] * shift)
         tokens = terms.column("prefill_tokens")[row] + terms.column("decode_rows")[row]
-        if group == MIXED and tokens in snapshot.sizes:
-            mean *= np.exp(snapshot.size_shift[snapshot.sizes.index(tokens)])
+        size = {MIXED: tokens, DECODE: -tokens}.get(group)
+        if size in snapshot.sizes:
+            mean *= np.exp(snapshot.size_shift[snapshot.sizes.index(size)])
         roofline = terms.roofline_s[row]
         mean = min(max(mean, snapshot.min_ratio[group] * roofline), snapshot.max_ratio[group] * roofline)
         out.append(max(mean, snapshot.floor_s[group] if roofline else 0.0))
