@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import uvloop
+
 from bench.plan import PlannedRequest
 from sglang_ext.served import LoadResult, RequestResult
 
@@ -36,7 +38,7 @@ def run_load(
     ``deadline_s``: requests still running then (seconds after the start) are given up and count as failed.
     ``progress``: the label of a progress bar over requests; None: no bar.
     """
-    return asyncio.run(replay(url, plan, deadline_s=deadline_s, progress=progress))
+    return uvloop.run(replay(url, plan, deadline_s=deadline_s, progress=progress))
 
 
 async def replay(
@@ -74,7 +76,7 @@ async def replay(
                 for task in [*tasks, probe]:
                     task.cancel()
                 await asyncio.gather(*tasks, probe, return_exceptions=True)
-    return LoadResult([call.result() for call in calls], duration_s, lag.worst_s)
+    return LoadResult([call.result() for call in calls], duration_s, lag.worst_s, start)
 
 
 class _Call:

@@ -8,7 +8,6 @@ record (``--conflux-record``); its data card is ``bench/results/README.md``. Nee
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
 import json
 import math
@@ -18,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+import uvloop
 
 from bench.client import replay
 from bench.plan import PlannedRequest
@@ -70,7 +71,7 @@ def main() -> int:
                 break
             set_mode(running.url, mode, target)
             plan = requests(kind, target, given.slice, SHAPES[given.model]["vocab_size"], rng)
-            asyncio.run(replay(running.url, plan, deadline_s=given.slice))
+            uvloop.run(replay(running.url, plan, deadline_s=given.slice))
             settle(running.url, within_s=5.0)
         state = conflux_state(running.url)
         print(json.dumps({key: state[key] for key in ("iterations", "decisions", "fallbacks", "learner")}))

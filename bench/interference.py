@@ -10,7 +10,6 @@ conflux's modes. Needs an NVIDIA GPU.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import random
 import sys
@@ -18,6 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from bench.client import replay
 from bench.machine_facts import machine_facts
@@ -65,7 +66,7 @@ def measure(points: Sequence[tuple[str, float]], given: argparse.Namespace, unti
                 return
             if system in CONFLUX:
                 set_mode(running.url, CONFLUX[system], target)
-            loaded = asyncio.run(_load(running.url, target, given, seed=number))
+            loaded = uvloop.run(_load(running.url, target, given, seed=number))
             yield {
                 "system": system,
                 "tbt_slo_ms": target,

@@ -9,7 +9,6 @@ for minutes, whichever it is: start one before. Needs an NVIDIA GPU.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
 import random
@@ -19,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from bench.client import replay
 from bench.machine_facts import machine_facts
@@ -56,7 +57,7 @@ def main() -> int:
                 if time.monotonic() - begin_s > given.until:
                     break
                 order = list(urls) if repeat % 2 else list(urls)[::-1]
-                times = {name: asyncio.run(_burst(urls[name], burst, given.model, (burst, repeat))) for name in order}
+                times = {name: uvloop.run(_burst(urls[name], burst, given.model, (burst, repeat))) for name in order}
                 if repeat >= 3:
                     pairs.append(times)
             report[f"burst of {burst}"] = compare(pairs) if pairs else "no time was left"

@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import uvloop
+
 from bench.client import COMPLETION_TOKENS
 from bench.machine_facts import machine_facts
 from bench.server import ServerError, ServerProcess
@@ -72,7 +74,7 @@ def main() -> int:
                 print("run again to go on")
                 return 3
             for prefill in left:
-                cell = asyncio.run(_measure(server.url, Cell(batch, context, prefill, target), given))
+                cell = uvloop.run(_measure(server.url, Cell(batch, context, prefill, target), given))
                 report["cells"].append(cell)
                 print(json.dumps(cell), flush=True)
                 if not settle(server.url):

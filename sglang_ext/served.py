@@ -118,11 +118,13 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """All requests of a run. ``max_client_lag_s``: the longest that the client's own event loop was held up."""
+    """All requests of a run. ``max_client_lag_s``: the longest that the client's own event loop was held up;
+    ``start_s``: when it began, on :func:`time.perf_counter`'s clock."""
 
     requests: list[RequestResult]
     duration_s: float
     max_client_lag_s: float = 0.0
+    start_s: float = 0.0
 
     def summary(self, ttft_slo_s: float, tbt_slo_s: float) -> Summary:
         """Attainment is ``meets`` (strict) and ``meets_deadlines`` (lenient); a quantity without data is NaN."""

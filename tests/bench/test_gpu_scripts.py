@@ -101,7 +101,11 @@ def test_shapes_are_models_that_conflux_serves(name: str, tmp_path: Path) -> Non
     folder = shapes.shape_folder(name, tmp_path)
     assert (folder / "config.json").exists()
     shape = ModelShape.from_hf_config({**shapes._COMMON, **shapes.SHAPES[name]}, name=name, dtype="bfloat16")
-    assert (shape.hidden, shape.kv_heads) == (4096, 8)
+    # The numbers are those of a model of the size that its name says.
+    attention = 2 * shape.hidden * shape.head_dim * (shape.heads + shape.kv_heads)
+    layer = attention + 3 * shape.hidden * shape.intermediate
+    billions = (shape.layers * layer + 2 * shape.vocabulary * shape.hidden) / 1e9
+    assert billions == pytest.approx(float(name.rpartition("-")[2].removesuffix("B")), rel=0.06)
     assert "--incremental-streaming-output" in shapes.gpu_args(folder)
 
 
