@@ -28,6 +28,7 @@ from learner.device import DeviceProfile
 from learner.fitting import fit_correction, fit_terms, logs_of, ratio_bounds, weighted_quantile
 from learner.latency import SIZE_SIGN, LatencyModel, Prediction, Terms, sizes_of
 from learner.nearby import points_of
+from learner.prior import Prior
 from learner.records import Iteration
 from learner.samples import MAX_STEP_S, Forward, Sample, samples_of
 from learner.shape import ModelShape
@@ -90,16 +91,25 @@ class _State(msgspec.Struct, frozen=True):
 class OnlineEstimator:
     """Learns how long forwards of one model take on one device. Not thread-safe; does no I/O.
 
-    ``window`` is the most samples that a fit looks back on. ``accepted`` and ``rejected`` count samples.
+    ``window`` is the most samples that a fit looks back on; ``prior`` is what it starts from and is drawn towards, None
+    the roofline. ``accepted`` and ``rejected`` count samples.
     ``seed`` is accepted for symmetry with randomised estimators; nothing here is random.
     """
 
     def __init__(
-        self, shape: ModelShape, profile: DeviceProfile, *, window: int = 2048, seed: int = 0, key: str = ""
+        self,
+        shape: ModelShape,
+        profile: DeviceProfile,
+        *,
+        window: int = 2048,
+        seed: int = 0,
+        key: str = "",
+        prior: Prior | None = None,
     ) -> None:
         del seed
-        self._key = key
-        self._model = LatencyModel(shape, profile)
+        self._key, self._prior = key, prior
+        self._cold = None if prior is None else prior.snapshot()
+        self._model = LatencyModel(shape, profile, self._cold)
         self._window = Window(window, max(1, window // STRATUM), profile.tpcs)
         self._calibrations = [Calibration(1.0 - COVERAGE) for _ in range(GROUPS)]
         self._fitted_at = self._published_at = 0
@@ -177,7 +187,7 @@ class OnlineEstimator:
         weights = np.maximum(LEAST_WEIGHT, 0.5 ** ((self.accepted - batch.serial) / HALF_LIFE))
         stale_before = np.array([calibration.stale_before for calibration in self._calibrations])
         weights[batch.serial < stale_before[batch.group]] *= STALE_WEIGHT
-        coefficients, contention = fit_terms(batch, weights)
+        coefficients, contention = fit_terms(batch, weights, self._cold)
         fitted = batch.columns[:, :TERMS] @ coefficients + batch.contention @ contention
         residual = np.log(batch.measured_s / np.maximum(fitted, 1e-9))
         draft = msgspec.structs.replace(
@@ -235,11 +245,11 @@ class OnlineEstimator:
             raise ValueError("state is of another model or device")
         if len(state.calibrations) != GROUPS or min(state.accepted, state.rejected) < 0:
             raise ValueError("state has the wrong number of calibrations or a negative count")
-        other = OnlineEstimator(state.shape, mine, window=self._window.capacity, key=self._key)
+        other = OnlineEstimator(state.shape, mine, window=self._window.capacity, key=self._key, prior=self._prior)
         other._window.restore(state.window)
         for calibration, stored in zip(other._calibrations, state.calibrations, strict=True):
             calibration.restore(stored)
-        self._model = self._model.with_snapshot(state.snapshot)
+        self._model = self._model.with_snapshot(state.snapshot or self._cold)
         self._window, self._calibrations = other._window, other._calibrations
         self.accepted, self.rejected, self._fitted_at = state.accepted, state.rejected, 0
 

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from learner.columns import LINEAR_COLUMNS, LOG_COLUMNS, LOG_FEATURES, ROOFLINE_COLUMNS, TERM_COLUMNS, TERMS
+from learner.columns import LINEAR_COLUMNS, LOG_COLUMNS, LOG_FEATURES, TERM_COLUMNS, TERMS
 from learner.contention import CONTENTION_TERMS
-from learner.snapshot import COLD_CONTENTION, GROUPS, KNOTS, MAX_COEFFICIENT, MAX_CORRECTION, MAX_RATIO, MIN_RATIO
+from learner.snapshot import GROUPS, KNOTS, MAX_COEFFICIENT, MAX_CORRECTION, MAX_RATIO, MIN_RATIO, Snapshot
 from learner.window import Batch
 
 FloatArray = npt.NDArray[np.float64]
@@ -50,29 +50,31 @@ _SMOOTHNESS, _SHRINKAGE = 6.0, 1.0
 
 
 @cache
-def _groupings() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """[TERMS, fitted] matrix that sums columns; which fitted terms make up the roofline; prior strengths."""
+def _groupings() -> tuple[FloatArray, list[int], FloatArray]:
+    """[TERMS, fitted] matrix that sums columns; the first column of each fitted term; prior strengths."""
     sums = np.zeros((TERMS, len(_FITTED)))
     for index, (names, _) in enumerate(_FITTED):
         for name in names:
             sums[TERM_COLUMNS.index(name), index] = 1.0
-    in_roofline = np.array([float(names[0] in ROOFLINE_COLUMNS) for names, _ in _FITTED])
-    return sums, in_roofline, np.array([strength for _, strength in _FITTED])
+    first = [TERM_COLUMNS.index(names[0]) for names, _ in _FITTED]
+    return sums, first, np.array([strength for _, strength in _FITTED])
 
 
-def fit_terms(batch: Batch, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+def fit_terms(batch: Batch, weights: FloatArray, prior: Snapshot | None = None) -> tuple[FloatArray, FloatArray]:
     """Coefficients of the terms [TERMS] and of contention [CONTENTION_TERMS], none negative.
 
     Minimises squared relative errors, each error's influence bounded (Huber) and the relative error taken to the
     fitted time, so that neither slow forwards nor outliers outweigh the rest. ``weights`` [n] are sample weights.
-    A first fit of few terms finds the device's general ratio to the roofline; the full fit is drawn towards it, so a
-    term without evidence keeps that ratio.
+    A first fit of few terms finds the device's general ratio to the ``prior``'s mean (None: the roofline's); the full
+    fit is drawn towards the prior's coefficients times that, so a term without evidence keeps the ratio.
     """
-    sums, in_roofline, strengths = _groupings()
+    sums, first, strengths = _groupings()
     terms = batch.columns[:, :TERMS]
+    known = prior or Snapshot.roofline()
+    coefficients, contention = np.array(known.coefficients), np.array(known.contention)
     few = np.stack(
         [
-            batch.roofline_s,
+            batch.roofline_s if prior is None else terms @ coefficients + batch.contention @ contention,
             terms[:, TERM_COLUMNS.index("forward")],
             terms[:, TERM_COLUMNS.index("prefill_forward")],
             terms[:, TERM_COLUMNS.index("prefill_rows")] + terms[:, TERM_COLUMNS.index("decode_rows")],
@@ -81,10 +83,10 @@ def fit_terms(batch: Batch, weights: FloatArray) -> tuple[FloatArray, FloatArray
     )
     few_prior = np.array([1.0, 0.0, 0.0, 0.0])
     coarse = _robust_nonnegative(few, batch.measured_s, weights, few_prior, np.full(4, 0.2), None)
-    prior = np.concatenate([in_roofline, COLD_CONTENTION]) * coarse[0]
+    towards = np.concatenate([coefficients[first], contention]) * coarse[0]
     design = np.concatenate([terms @ sums, batch.contention], axis=1)
     strength = np.concatenate([strengths, np.full(CONTENTION_TERMS, _CONTENTION_PRIOR)])
-    fine = _robust_nonnegative(design, batch.measured_s, weights, prior, strength, few @ coarse)
+    fine = _robust_nonnegative(design, batch.measured_s, weights, towards, strength, few @ coarse)
     fine = np.minimum(fine, MAX_COEFFICIENT)
     return sums @ fine[: len(_FITTED)], fine[len(_FITTED) :]
 

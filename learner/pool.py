@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from learner.estimator import OnlineEstimator
+from learner.prior import shipped_prior
 from learner.records import Header, Iteration
 from learner.snapshot import Snapshot
 from learner.store import StateFile, StateStore, model_id
@@ -63,7 +64,9 @@ class EstimatorPool:
         limit: int = 8,
         clock: Callable[[], float] = time.monotonic,
         may_fit: Callable[[], bool] = lambda: True,
-        estimator: Callable[[Header], OnlineEstimator] = lambda header: OnlineEstimator(header.model, header.device),
+        estimator: Callable[[Header], OnlineEstimator] = lambda header: OnlineEstimator(
+            header.model, header.device, prior=shipped_prior(header.device)
+        ),
     ) -> None:
         self._store = store
         self._learner_id = learner_id

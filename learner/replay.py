@@ -17,6 +17,7 @@ from learner.accuracy import Accuracy, accuracy
 from learner.columns import PHASES
 from learner.estimator import OnlineEstimator, StepPrediction
 from learner.persistence import Persistence
+from learner.prior import shipped_prior
 from learner.records import Header, Iteration
 from learner.samples import MAX_STEP_S, Sample, samples_of
 from learner.snapshot import MAX_RATIO, MIN_RATIO
@@ -119,7 +120,7 @@ def replay(
     The learner refits whenever it has enough new samples; a live one may also have to wait, for it bounds its share of
     a core. Raises :class:`ReplayError` if the record has fewer than two steps that can be judged.
     """
-    run = _Run(OnlineEstimator(header.model, header.device))
+    run = _Run(OnlineEstimator(header.model, header.device, prior=shipped_prior(header.device)))
     for iteration in iterations:
         run.step(iteration)
         if progress is not None:

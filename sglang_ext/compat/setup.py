@@ -16,6 +16,7 @@ import torch
 
 from learner.client import LearnerClient
 from learner.latency import LatencyModel
+from learner.prior import cold_snapshot
 from learner.record_file import RecordWriter
 from learner.records import Header
 from learner.shape import ModelShape
@@ -171,7 +172,7 @@ def make_controller(scheduler: Scheduler) -> Controller:
     return Controller(
         config,
         header,
-        LatencyModel(shape, profile),
+        LatencyModel(shape, profile, cold_snapshot(profile)),
         settings,
         make_clock(scheduler.device),
         client=LearnerClient(address, header) if address and leader else None,

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from learner.device import DeviceProfile, shipped_names
 from learner.estimator import OnlineEstimator
 from learner.latency import LatencyModel
+from learner.prior import cold_snapshot, shipped_prior
 from learner.record_file import RecordFileError, RecordReader
 from learner.report import write_json
 from learner.shape import ModelShape
@@ -122,14 +123,14 @@ def _device(options: argparse.Namespace) -> tuple[LatencyModel, HostTimes, dict[
     if not isinstance(config, dict):
         raise ValueError(f"{path}: not a model's config")
     shape = ModelShape.from_hf_config(config, name=path.parent.name, dtype=options.dtype, tp=options.tp)
-    about = {"model": shape.name, "device": profile.name, "times": "the roofline's: nothing was learnt"}
-    return LatencyModel(shape, profile), HostTimes(), about
+    about = {"model": shape.name, "device": profile.name, "times": "the shipped prior's: nothing was learnt"}
+    return LatencyModel(shape, profile, cold_snapshot(profile)), HostTimes(), about
 
 
 def _learnt(path: Path) -> tuple[LatencyModel, HostTimes, dict[str, str]]:
     with RecordReader(path) as reader:
         header = reader.header
-        estimator = OnlineEstimator(header.model, header.device)
+        estimator = OnlineEstimator(header.model, header.device, prior=shipped_prior(header.device))
         iterations = []
         for iteration in reader:
             iterations.append(iteration)
