@@ -19,13 +19,14 @@ class Span:
     ``launch_s`` is how long the host took to launch it; 0 where launching is running.
     """
 
-    __slots__ = ("_begin", "_end", "end_s", "launch_s", "start_s")
+    __slots__ = ("_begin", "_begun_s", "_end", "end_s", "launch_s", "start_s")
 
     def __init__(self) -> None:
         self.launch_s = 0.0
         self.start_s: float | None = None
         self.end_s: float | None = None
         self._begin: Any = None
+        self._begun_s = 0.0
         self._end: Any = None
 
     @property
@@ -36,6 +37,9 @@ class Span:
 class Clock(Protocol):
     def start(self) -> Span: ...
     def stop(self, span: Span) -> None: ...
+    def begin(self, span: Span) -> None:
+        """Count a forward's time from now on: the device may have waited for the host since it was started."""
+
     def drop(self, span: Span) -> None:
         """Forget a forward that failed while it was launched."""
 
@@ -54,6 +58,9 @@ class WallClock:
     def stop(self, span: Span) -> None:
         span.end_s = time.perf_counter()
 
+    def begin(self, span: Span) -> None:
+        pass
+
     def drop(self, span: Span) -> None:
         pass
 
@@ -71,30 +78,33 @@ class EventClock:
     _IDLE_GAP_S = 0.05
 
     def __init__(self) -> None:
-        self._open: deque[tuple[Span, float]] = deque()
+        self._open: deque[Span] = deque()
         self._previous: tuple[Any, float] | None = None  # an end event and its position
 
     def start(self) -> Span:
         span = Span()
         span._begin = torch.cuda.Event(enable_timing=True)
         span._end = torch.cuda.Event(enable_timing=True)
-        span._begin.record()
-        launched_s = time.perf_counter()
-        span.launch_s = -launched_s
-        self._open.append((span, launched_s))
+        self.begin(span)
+        span.launch_s = -span._begun_s
+        self._open.append(span)
         return span
+
+    def begin(self, span: Span) -> None:
+        span._begin.record()
+        span._begun_s = time.perf_counter()
 
     def stop(self, span: Span) -> None:
         span._end.record()
         span.launch_s += time.perf_counter()
 
     def drop(self, span: Span) -> None:
-        self._open = deque(entry for entry in self._open if entry[0] is not span)
+        self._open = deque(one for one in self._open if one is not span)
 
     def poll(self) -> None:
-        while self._open and self._open[0][0]._end.query():
-            span, launched_s = self._open.popleft()
-            start_s = launched_s
+        while self._open and self._open[0]._end.query():
+            span = self._open.popleft()
+            start_s = span._begun_s
             if self._previous is not None:
                 event, position_s = self._previous
                 after_s = event.elapsed_time(span._begin) / 1e3

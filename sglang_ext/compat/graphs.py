@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,20 @@ from sglang.srt.model_executor.runner import decode_cuda_graph_runner as stock
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 
 logger = logging.getLogger(__name__)
+
+
+_listeners: list[Callable[[], None]] = []
+
+
+def before_replay() -> None:
+    """Called when all that a decode graph reads is prepared, and it is launched next."""
+    for listener in _listeners:
+        listener()
+
+
+def listen(listener: Callable[[], None]) -> None:
+    """Have ``listener`` called before every replay of a lane's decode graph."""
+    _listeners.append(listener)
 
 
 class LaneGraphRunner(DecodeCudaGraphRunner):
@@ -44,6 +58,13 @@ class LaneGraphRunner(DecodeCudaGraphRunner):
             replaced["get_batch_sizes_to_capture"] = lambda *_: (sizes, [])
         with in_module(stock, replaced), side_streams(model_runner, side):
             super().__init__(model_runner, attn_backend=backend)
+        replay = self.backend.replay
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            before_replay()
+            return replay(*args, **kwargs)
+
+        self.backend.replay = told
 
 
 @contextmanager

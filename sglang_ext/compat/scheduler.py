@@ -24,7 +24,7 @@ from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateR
 from sglang.srt.managers.scheduler import NextBatchPlan, Scheduler
 
 from sglang_ext.compat import batch as batches
-from sglang_ext.compat import kv, setup
+from sglang_ext.compat import graphs, kv, setup
 from sglang_ext.compat.planner import Planner
 from sglang_ext.compat.ranks import agree
 from sglang_ext.compat.windows import Windows
@@ -98,6 +98,8 @@ class ConfluxScheduler(Scheduler):
             return result
 
         self.model_worker.forward_batch_generation = forward
+        # A graph's kernels start together, when the host has prepared what they read: only then does the device begin.
+        graphs.listen(lambda: clock.begin(self._span.last))
 
     # ---- requests come in
 

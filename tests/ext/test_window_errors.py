@@ -64,6 +64,22 @@ class Event:
         return 1e3 * (other.at_s - self.at_s)
 
 
+def test_a_forward_counts_from_when_it_began_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    clock = timing.EventClock()
+    before, one = clock.start(), None
+    clock.stop(before)
+    one = clock.start()
+    for _ in range(5):
+        Event().record()  # the host prepares
+    clock.begin(one)
+    clock.stop(one)
+    clock.poll()
+    assert one.end_s - one.start_s == pytest.approx(0.001)
+    assert one.start_s - before.end_s == pytest.approx(0.007)
+    assert one.launch_s > 0.0
+
+
 def test_a_forward_that_failed_leaves_no_time_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.Event", Event)
     clock = timing.EventClock()
