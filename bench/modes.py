@@ -29,7 +29,7 @@ from bench.client import COMPLETION_TOKENS
 from bench.machine_facts import machine_facts
 from bench.server import ServerError, ServerProcess
 from bench.shapes import SHAPES, gpu_args, shape_folder
-from bench.switched import conflux_state, set_mode, settle
+from bench.switched import conflux_state, idle, set_mode
 
 ROOT = Path(__file__).resolve().parent.parent
 FORCED = ("temporal", "chunked", "spatial", "reserved")
@@ -47,8 +47,8 @@ class Cell(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="JSON file; complete cells there are left out")
-    parser.add_argument("--batches", type=int, nargs="*", default=[8, 32, 96])
-    parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 4096])
+    parser.add_argument("--batches", type=int, nargs="*", default=[8, 32, 64])
+    parser.add_argument("--contexts", type=int, nargs="*", default=[1024, 8192])
     parser.add_argument("--prefills", type=int, nargs="*", default=[1024, 4096, 8192])
     parser.add_argument("--targets", type=float, nargs="*", default=[15.0, 25.0, 50.0, 100.0], help="TBT, in ms")
     parser.add_argument("--trials", type=int, default=3, help="of each mode in each cell (default: 3)")
@@ -77,7 +77,8 @@ def main() -> int:
                 cell = uvloop.run(_measure(server.url, Cell(batch, context, prefill, target), given))
                 report["cells"].append(cell)
                 print(json.dumps(cell), flush=True)
-                if not settle(server.url):
+                # The decodes' prompts stay in the cache for the next cell.
+                if not idle(server.url):
                     raise ServerError("requests that were cut off are still running")
             report |= {"machine": machine_facts(), "model": f"{given.model}'s shape, random weights"}
             report |= {
@@ -91,13 +92,15 @@ def main() -> int:
 
 
 async def _measure(url: str, cell: Cell, given: argparse.Namespace) -> dict[str, Any]:
-    """One cell, with decodes of its own: their contexts grow from trial to trial."""
+    """One cell, with decodes of its own, of the same prompts in cells that differ in no more than target and prefill:
+    their contexts grow from trial to trial."""
     import aiohttp
 
-    rng, ids = random.Random(str(cell)), range(256, SHAPES[given.model]["vocab_size"])
+    ids = range(256, SHAPES[given.model]["vocab_size"])
+    rng, known = random.Random(str(cell)), random.Random(f"{cell.batch}:{cell.context}")
     params = {"tbt_slo_ms": cell.tbt_slo_ms}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        decodes = [Stream(session, url, rng.choices(ids, k=cell.context), ENDLESS, params) for _ in range(cell.batch)]
+        decodes = [Stream(session, url, known.choices(ids, k=cell.context), ENDLESS, params) for _ in range(cell.batch)]
         tasks = [asyncio.create_task(decode.run()) for decode in decodes]
         try:
             while not all(len(decode.event_s) > 4 for decode in decodes):

@@ -37,6 +37,17 @@ def settle(url: str, within_s: float = 15.0) -> bool:
     return False
 
 
+def idle(url: str, within_s: float = 15.0) -> bool:
+    """Wait until no request is left. What prompts left in the cache stays there."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        pool = conflux_state(url)["pool"]
+        if pool["free_rows"] == pool["rows"] and not pool["protected_slots"]:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def _post(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:

@@ -148,3 +148,25 @@ def test_the_converted_model_knows_the_capital_of_france(demo_folder: Path, toke
     with torch.inference_mode():
         answer = network.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert tokenizer.decode(answer, skip_special_tokens=True) == "The capital of France is Paris."
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(1, (6, 3)), (2, (8, 4)), (3, (6, 3)), (4, (8, 4))])
+def test_heads_of_zeros_change_nothing(ranks: int, heads: tuple[int, int], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    folder = tmp_path / "tiny"
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+    config = LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=3, head_dim=8, tie_word_embeddings=False)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_text("{}")
+    wider = model.for_ranks(folder, ranks)
+    assert (wider == folder) == (heads == (6, 3))
+    assert model.for_ranks(folder, ranks) == wider
+    networks = [AutoModelForCausalLM.from_pretrained(one) for one in (folder, wider)]
+    assert (networks[1].config.num_attention_heads, networks[1].config.num_key_value_heads) == heads
+    ids = torch.randint(0, 100, (1, 12))
+    with torch.inference_mode():
+        torch.testing.assert_close(networks[1](ids).logits, networks[0](ids).logits)
