@@ -10,6 +10,8 @@ from sglang_ext.policy.types import MODES, CandidateTable
 
 _CLOSE = 0.85
 """What share of its mode's best rate a plan must have to be tried."""
+_MANY, _FORGET = 8.0, 0.9998
+"""After so many turns that found a plan the next come half as often; of these turns so much is left per iteration."""
 
 
 class Explorer:
@@ -17,8 +19,8 @@ class Explorer:
 
     At most ``share`` of the iterations that could share the device (one :meth:`due` each) run another mode's plan:
     each earns that much credit, a turn costs one whether or not it finds a plan, and no more than ``BURST`` is saved
-    up. Only plans whose
-    largest gap stays below τ by ``slack`` (a fraction) are tried, and only while the chosen plan's does too: a
+    up. What has been tried often is known, so credit comes ever more slowly, until those turns are long ago. Only plans
+    whose largest gap stays below τ by ``slack`` (a fraction) are tried, and only while the chosen plan's does too: a
     prediction that is wrong by that much still breaks nothing. Of the other modes the one tried least is next, in any
     of its plans that come close to its best: to try a mode where it is at its worst would cost much and tell little.
 
@@ -35,12 +37,13 @@ class Explorer:
         self.share = share
         self.slack = slack
         self.tried = [0] * len(MODES)
-        self._credit = 0.0
+        self._credit = self._turns = 0.0
         self._random = random.Random(seed)
 
     def due(self) -> bool:
         """Count one iteration; whether it may explore. Not at regular intervals, lest it follow the load's rhythm."""
-        self._credit = min(self._credit + self.share, self.BURST)
+        self._turns *= _FORGET
+        self._credit = min(self._credit + self.share / (1.0 + self._turns / _MANY), self.BURST)
         if self._credit < 1.0 or self._random.random() >= 0.25:
             return False
         self._credit -= 1.0
@@ -60,4 +63,5 @@ class Explorer:
         rate = table["tokens_per_s"] * (safe & (mode == least))
         rows = np.flatnonzero(rate >= _CLOSE * rate.max()).tolist()
         self.tried[least] += 1
+        self._turns += 1.0
         return int(self._random.choice(rows))
