@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.cpu import CPU_ARGS
+
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen3-8B": {
         "architectures": ["Qwen3ForCausalLM"],
@@ -37,6 +39,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40960,
         "rms_norm_eps": 1e-06,
         "rope_theta": 1000000,
+    },
+    # For a machine without a GPU.
+    "tiny": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 128,
+        "vocab_size": 1024,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000,
+        "torch_dtype": "float32",
     },
     "Llama-3.1-8B": {
         "architectures": ["LlamaForCausalLM"],
@@ -73,6 +91,14 @@ def shape_folder(name: str, parent: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**_COMMON, **SHAPES[name]}, indent=1) + "\n")
     return folder
+
+
+def cpu_args(model: Path) -> list[str]:
+    """The same for the tiny shape on a CPU."""
+    return [
+        *("--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init", "--grammar-backend", "none"),
+        *(*CPU_ARGS, "--max-total-tokens", "20000", "--random-seed", "0", "--incremental-streaming-output"),
+    ]
 
 
 def gpu_args(model: Path, *, decode_graph_batch: int = 64, memory: float = 0.8) -> list[str]:

@@ -4,13 +4,15 @@ For each system (stock SGLang by default and with mixed chunks; conflux in each 
 of a trace are sent at their own times, scaled to a mean rate, with token ids of their own. Each point is appended to
 the output with all of its figures under the names of the field's tools; what is there already is left out, so that a
 sweep can go on after an interruption. One server start per stock setting, one for all of conflux's modes. Needs an
-NVIDIA GPU.
+NVIDIA GPU, but for ``--quick``: that goes the whole way with a few requests to a tiny model on a CPU, to see that it
+works; its figures say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -42,8 +44,8 @@ class Point(NamedTuple):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, required=True, help="Azure CSV or Mooncake JSON lines")
-    parser.add_argument("--rates", type=float, nargs="+", required=True, help="requests per second")
+    parser.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines; --quick needs none")
+    parser.add_argument("--rates", type=float, nargs="+", help="requests per second")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to append to")
     parser.add_argument("--systems", nargs="+", default=[*STOCK, *CONFLUX], help="default: all")
     parser.add_argument("--tbt-slo-ms", nargs="+", type=float, default=[25.0, 50.0, 100.0])
@@ -56,7 +58,12 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "sweep", help="servers' logs and records")
     parser.add_argument("--until", type=float, default=420.0, help="start nothing after so many seconds")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
+    parser.add_argument("--quick", action="store_true", help="the whole way in small, without a GPU")
+    if parser.parse_known_args()[0].quick:
+        parser.set_defaults(**QUICK)
     given = parser.parse_args()
+    if given.rates is None or (given.trace is None and not given.quick):
+        parser.error("--trace and --rates are needed, or --quick")
     until_s = time.monotonic() + given.until
     report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {"points": []}
     given.output.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +78,13 @@ def main() -> int:
     return measure_missing(given.systems, lambda systems: missing(report, systems, given), append, until_s)
 
 
+QUICK: dict[str, Any] = {
+    "rates": [4.0, 8.0],
+    "systems": ["stock", "stock-mixed-512", "conflux-auto"],
+    "tbt_slo_ms": [100.0],
+    "requests": 12,
+    "model": "tiny",
+}
 SHOWN = (
     *("system", "rate", "tbt_slo_ms", "completed", "failed", "request_throughput", "mean_ttft_ms", "p99_ttft_ms"),
     *("p99_itl_ms", "max_itl_ms", "strict", "max_lateness_ms"),
@@ -81,7 +95,7 @@ def missing(report: dict[str, Any], systems: list[str], given: argparse.Namespac
     """Points of these systems that the report lacks."""
     known = {(p["system"], p["trace"], p["rate"], p["tbt_slo_ms"], p["model"]) for p in report["points"]}
     asked = [
-        Point(system, given.trace.stem, rate, target)
+        Point(system, given.trace.stem if given.trace is not None else "quick", rate, target)
         for system in systems
         for target in (given.tbt_slo_ms if system in CONFLUX else [0.0])
         for rate in given.rates
@@ -115,9 +129,20 @@ def measure(points: Sequence[Point], given: argparse.Namespace, until_s: float) 
 
 
 def requests(given: argparse.Namespace) -> list[TraceRequest]:
-    """The first requests of the trace that are short enough."""
-    trace = [request for request in read_trace(given.trace) if 0 < request.input_tokens <= given.longest_input]
+    """The first requests of the trace that are short enough; without one a few of all kinds."""
+    trace = read_trace(given.trace) if given.trace is not None else quick_trace(given.requests)
+    trace = [request for request in trace if 0 < request.input_tokens <= given.longest_input]
     return cap_lengths(trace[: given.requests], input_tokens=given.longest_input, output_tokens=given.longest_output)
+
+
+def quick_trace(count: int) -> list[TraceRequest]:
+    """Poisson arrivals, one a second; every fourth prompt is long."""
+    rng, at_s, found = random.Random(0), 0.0, []
+    for number in range(count):
+        prompt = rng.randint(1000, 1500) if number % 4 == 3 else rng.randint(20, 200)
+        found.append(TraceRequest(at_s, prompt, rng.randint(8, 24)))
+        at_s += rng.expovariate(1.0)
+    return found
 
 
 def figures(loaded: LoadResult, point: Point, given: argparse.Namespace) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from bench.cpu import cpu_environment
 from bench.server import ServerError, ServerProcess
-from bench.shapes import gpu_args, shape_folder
+from bench.shapes import cpu_args, gpu_args, shape_folder
 
 Point = TypeVar("Point", bound=tuple)  # whose first field is its system
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,14 +60,16 @@ def measure_missing(
 
 def server(first: str, given: argparse.Namespace, **options: float) -> ServerProcess:
     """The server for a group, by its first system. Of ``given``: ``model``, ``logs`` and ``server_args``; ``options``
-    are those of :func:`bench.shapes.gpu_args`. Conflux records what it does under ``logs``."""
+    are those of :func:`bench.shapes.gpu_args`. The tiny shape is served on a CPU. Conflux records what it does under
+    ``logs``."""
     given.logs.mkdir(parents=True, exist_ok=True)
-    args = gpu_args(shape_folder(given.model, given.logs), **options)  # type: ignore[arg-type]
+    folder, tiny = shape_folder(given.model, given.logs), given.model == "tiny"
+    args = cpu_args(folder) if tiny else gpu_args(folder, **options)  # type: ignore[arg-type]
     if first in STOCK:
         args += STOCK[first]
     else:
         args += ["--backend", "conflux", "--conflux-state-dir", str(given.logs / "state")]
         args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")]
-    return ServerProcess(
-        [*args, *given.server_args], log=given.logs / f"{first}.log", cwd=ROOT, startup_timeout_s=300.0
-    )
+    env = cpu_environment(first in STOCK) if tiny else None
+    log = given.logs / f"{first}.log"
+    return ServerProcess([*args, *given.server_args], log=log, env=env, cwd=ROOT, startup_timeout_s=300.0)

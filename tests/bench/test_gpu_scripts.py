@@ -96,7 +96,7 @@ def test_answers_are_the_same_up_to_where_they_part() -> None:
     }
 
 
-@pytest.mark.parametrize("name", shapes.SHAPES)
+@pytest.mark.parametrize("name", sorted({*shapes.SHAPES} - {"tiny"}))
 def test_shapes_are_models_that_conflux_serves(name: str, tmp_path: Path) -> None:
     folder = shapes.shape_folder(name, tmp_path)
     assert (folder / "config.json").exists()
