@@ -11,6 +11,8 @@ _HOST_BOUND_S = 0.5e-3
 _PAUSE_S = 0.1
 # What is not seen for a while is forgotten: a mode that looked too slow once is tried again.
 _KEPT = 0.999
+# Around windows host time is bound by its mean and so many times its mean deviation: a bound is what a gap is held to.
+_DEVIATIONS = 2.0
 
 
 class Overheads(NamedTuple):
@@ -20,6 +22,28 @@ class Overheads(NamedTuple):
     drain_s: float
     after_window_s: float
     host_period_s: float
+
+
+class _Varying:
+    """Moving averages of a time and of how far it is from that."""
+
+    def __init__(self) -> None:
+        self.mean_s = self.deviation_s = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Take in one more."""
+        off_s = seconds - self.mean_s
+        self.deviation_s += _WEIGHT * (abs(off_s) - self.deviation_s)
+        self.mean_s += _WEIGHT * off_s
+
+    def fade(self) -> None:
+        """Forget a little."""
+        self.mean_s, self.deviation_s = _KEPT * self.mean_s, _KEPT * self.deviation_s
+
+    @property
+    def upper_s(self) -> float:
+        """What it seldom exceeds."""
+        return self.mean_s + _DEVIATIONS * self.deviation_s
 
 
 class HostTime:
@@ -32,7 +56,8 @@ class HostTime:
 
     def __init__(self, launches_ahead: bool) -> None:
         self._launches_ahead = launches_ahead
-        self.overhead_s = self.drained_s = self.after_window_s = self.period_s = 0.0
+        self.overhead_s = self.period_s = 0.0
+        self.drained, self.after_window = _Varying(), _Varying()
         self._last_end_s: float | None = None
         self._after_window = False
         self._last_mixed_s: float | None = None
@@ -45,13 +70,14 @@ class HostTime:
             if exposed_s > _PAUSE_S:
                 pass
             elif self._after_window:
-                self.after_window_s += _WEIGHT * (exposed_s - self.after_window_s)
+                self.after_window.note(exposed_s)
             elif window:
-                self.drained_s += _WEIGHT * (exposed_s - self.drained_s)
+                self.drained.note(exposed_s)
             else:
                 self._between_batches(exposed_s, mixed)
         if not window and not self._after_window:
-            self.drained_s, self.after_window_s = _KEPT * self.drained_s, _KEPT * self.after_window_s
+            self.drained.fade()
+            self.after_window.fade()
         self._last_end_s, self._after_window = end_s, window
         self._last_mixed_s = end_s - start_s if mixed else None
         return exposed_s
@@ -67,16 +93,16 @@ class HostTime:
 
     def overheads(self, after_window: bool) -> Overheads:
         """Before and after the next iteration, which may follow a window."""
-        after_s = max(self.after_window_s, self.overhead_s)
+        after_s = max(self.after_window.upper_s, self.overhead_s)
         if after_window:
             return Overheads(after_s, 0.0, after_s, self.period_s)
-        return Overheads(self.overhead_s, max(self.drained_s - self.overhead_s, 0.0), after_s, self.period_s)
+        return Overheads(self.overhead_s, max(self.drained.upper_s - self.overhead_s, 0.0), after_s, self.period_s)
 
     def state(self) -> dict[str, float]:
         """For ``/server_info``, in milliseconds."""
         return {
             "host_overhead_ms": self.overhead_s * 1e3,
-            "drained_overhead_ms": self.drained_s * 1e3,
-            "after_window_overhead_ms": self.after_window_s * 1e3,
+            "drained_overhead_ms": self.drained.mean_s * 1e3,
+            "after_window_overhead_ms": self.after_window.mean_s * 1e3,
             "host_period_ms": self.period_s * 1e3,
         }
