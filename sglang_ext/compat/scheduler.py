@@ -88,18 +88,25 @@ class ConfluxScheduler(Scheduler):
         original, clock = self.model_worker.forward_batch_generation, self.controller.clock
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            span = self._span.last = clock.start()
+            span = self._span.last = self._span.launching = clock.start()
             try:
                 result = original(*args, **kwargs)
             except BaseException:
                 clock.drop(span)
                 raise
+            finally:
+                self._span.launching = None
             clock.stop(span)
             return result
 
         self.model_worker.forward_batch_generation = forward
         # A graph's kernels start together, when the host has prepared what they read: only then does the device begin.
-        graphs.listen(lambda: clock.begin(self._span.last))
+        graphs.listen(self._begins)
+
+    def _begins(self) -> None:
+        span = getattr(self._span, "launching", None)
+        if span is not None:
+            self.controller.clock.begin(span)
 
     # ---- requests come in
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import types
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 windows = pytest.importorskip("sglang_ext.compat.windows")
 
 from sglang_ext import timing  # noqa: E402
+from sglang_ext.compat.scheduler import ConfluxScheduler  # noqa: E402
 from sglang_ext.lanes import OneLane  # noqa: E402
 
 
@@ -78,6 +80,19 @@ def test_a_forward_counts_from_when_it_began_last(monkeypatch: pytest.MonkeyPatc
     assert one.end_s - one.start_s == pytest.approx(0.001)
     assert one.start_s - before.end_s == pytest.approx(0.007)
     assert one.launch_s > 0.0
+
+
+def test_a_replay_outside_of_a_forward_changes_no_times() -> None:
+    scheduler, begun = object.__new__(ConfluxScheduler), []
+    scheduler._span = threading.local()
+    scheduler.controller = types.SimpleNamespace(clock=types.SimpleNamespace(begin=begun.append))
+    scheduler._begins()
+    scheduler._span.launching = None
+    scheduler._begins()
+    assert begun == []
+    scheduler._span.launching = span = timing.Span()
+    scheduler._begins()
+    assert begun == [span]
 
 
 def test_a_forward_that_failed_leaves_no_time_behind(monkeypatch: pytest.MonkeyPatch) -> None:
