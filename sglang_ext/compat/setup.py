@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A mixed batch costs so much whatever its chunk that a smaller one is not worth it.
-_LEAST_CHUNK_ON_GPU = 32
+# A mixed batch costs so much whatever its chunk that a smaller one is not worth it; and the last of a prompt's tokens
+# alone is taken for a decode, which costs nothing like it: chunks of one would look cheap for ever.
+_LEAST_CHUNK = 32
 
 
 def choose_sm_control(server_args: Any, gpu_id: int) -> Chosen:
@@ -163,7 +164,7 @@ def make_controller(scheduler: Scheduler) -> Controller:
         fixed_split=levels[0] if levels and config.fixed_split else config.fixed_split,
         max_look_ahead=config.look_ahead(lanes.concurrent),
         explore=config.explore,
-        least_chunk=_LEAST_CHUNK_ON_GPU if scheduler.device == "cuda" else 1,
+        least_chunk=_LEAST_CHUNK,
         graph_tokens=prefill_graph_tokens(scheduler.tp_worker.model_runner),
     )
     if config.mode in FORCED_WINDOWS and not settings.concurrent:
