@@ -14,26 +14,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from learner.calibration import OFFSET_SAMPLES, Calibration, CalibrationState
-from learner.columns import DECODE, PHASES, TERMS
+from learner.calibration import Calibration, CalibrationState
+from learner.columns import PHASES, TERMS
 from learner.contention import CONTENTION_TERMS
 from learner.device import DeviceProfile
 from learner.fitting import fit_correction, fit_terms, logs_of, ratio_bounds, weighted_quantile
-from learner.latency import SIZE_SIGN, LatencyModel, Prediction, Terms, sizes_of
+from learner.latency import LatencyModel, Prediction, Terms
+from learner.levels import level
 from learner.nearby import points_of
 from learner.prior import Prior
 from learner.records import Iteration
 from learner.samples import MAX_STEP_S, Forward, Sample, samples_of
 from learner.shape import ModelShape
-from learner.sizes import Sizes, learn_sizes
-from learner.snapshot import COLD_MARGIN, GROUPS, MAX_FLOOR_S, MAX_MARGIN, MAX_RATIO, MIN_RATIO, Snapshot
+from learner.snapshot import GROUPS, MAX_FLOOR_S, MAX_RATIO, MIN_RATIO, Snapshot
 from learner.window import Batch, Window, WindowState
 
 FloatArray = npt.NDArray[np.float64]
@@ -48,14 +47,8 @@ HALF_LIFE, LEAST_WEIGHT, STALE_WEIGHT = 400.0, 0.05, 0.1
 # What the size of residuals is judged by, before the newest of them are published.
 RECENT_RESIDUALS = 96
 CORRECTION_SAMPLES = 64
-# An offset needs this many residuals, and counts half at that.
-LEAST_LEVEL = 8
-# Decode's mean is this quantile of its residuals: a step predicted too short costs more than one predicted too long.
-DECODE_QUANTILE = 0.6
 # A stratum holds at most this part of the window: more for the usual, less for what is rare.
 STRATUM = 8
-# Residuals of a fit flatter it while samples are few: they are widened by this many over the samples.
-OPTIMISM_SAMPLES = 16.0
 
 
 class StepPrediction(NamedTuple):
@@ -107,7 +100,7 @@ class OnlineEstimator:
         prior: Prior | None = None,
     ) -> None:
         del seed
-        self._key, self._prior = key, prior
+        self._key = key
         self._cold = None if prior is None else prior.snapshot()
         self._model = LatencyModel(shape, profile, self._cold)
         self._window = Window(window, max(1, window // STRATUM), profile.tpcs)
@@ -211,7 +204,7 @@ class OnlineEstimator:
                 residual[at] -= weighted_quantile(residual[at], weights[at], 0.5)
             draft.correction[:] = fit_correction(logs_of(batch), residual, weights).ravel().tolist()
         draft.min_ratio[:], draft.max_ratio[:] = ratio_bounds(batch, FEWEST_NEW)
-        self._calibrate(draft)
+        level(draft, self._model.with_snapshot(draft), self._calibrations, self.accepted)
         return draft
 
     def state(self) -> bytes:
@@ -245,7 +238,7 @@ class OnlineEstimator:
             raise ValueError("state is of another model or device")
         if len(state.calibrations) != GROUPS or min(state.accepted, state.rejected) < 0:
             raise ValueError("state has the wrong number of calibrations or a negative count")
-        other = OnlineEstimator(state.shape, mine, window=self._window.capacity, key=self._key, prior=self._prior)
+        other = OnlineEstimator(state.shape, mine, window=self._window.capacity, key=self._key)
         other._window.restore(state.window)
         for calibration, stored in zip(other._calibrations, state.calibrations, strict=True):
             calibration.restore(stored)
@@ -327,44 +320,3 @@ class OnlineEstimator:
             nearby_weight=[calibration.nearby_weight for calibration in self._calibrations],
             drifting=[float(calibration.alarm.drifting) for calibration in self._calibrations],
         )
-
-    def _calibrate(self, draft: Snapshot) -> None:
-        """Offsets and margins from each group's newest samples, as the draft would have predicted them."""
-        model = self._model.with_snapshot(draft)
-        widened = 1.0 + OPTIMISM_SAMPLES / max(self.accepted, 1)
-        scores: list[FloatArray] = []
-        sizes: list[tuple[list[float], list[float]]] = []
-        for group, calibration in enumerate(self._calibrations):
-            recent = calibration.recent()
-            base, correction = model.parts(recent.columns.T, recent.contention.T)
-            plain = np.log(recent.measured_s / np.maximum(base, 1e-9))
-            corrected = plain if correction is None else plain - correction
-            newest = slice(-OFFSET_SAMPLES, None)
-            level = DECODE_QUANTILE if group % len(PHASES) == DECODE else 0.5
-            calibration.centre = _level(plain[newest], 0.5)
-            calibration.corrected_centre = _level(corrected[newest], 0.5)
-            residual = corrected if draft.correction_weight[group] else plain
-            if SIZE_SIGN[group]:
-                keys = sizes_of(recent.columns.T, recent.group)
-                found = learn_sizes(keys, residual - _level(residual, 0.5))
-                sizes.append(found)
-                residual = residual - Sizes(*found).shift(keys)
-            offset = _level(residual[newest], level)
-            draft.offset[group] = offset
-            scores.append((residual - offset) * widened)
-        by_size = sorted(chain.from_iterable(zip(*found, strict=True) for found in sizes))
-        draft.sizes[:], draft.size_shift[:] = ([pair[at] for pair in by_size] for at in (0, 1))
-        pooled = np.concatenate(scores)
-        for group, calibration in enumerate(self._calibrations):
-            margin = calibration.margin(scores[group])
-            if margin is None:
-                # Too few of its own: whatever suits all, and no less than before anything was learnt.
-                margin = max(math.log(COLD_MARGIN), calibration.margin(pooled) or 0.0)
-            draft.margin[group] = min(math.exp(margin), MAX_MARGIN)
-
-
-def _level(values: FloatArray, level: float) -> float:
-    """The quantile, drawn to zero while values are few; 0 of so few that one pause could move it."""
-    if values.size < LEAST_LEVEL:
-        return 0.0
-    return float(np.quantile(values, level)) * values.size / (values.size + LEAST_LEVEL)

@@ -20,7 +20,7 @@ from learner.requests import (
     PREFILL_TOKENS,
     PREFILLS,
 )
-from learner.sizes import Sizes
+from learner.sizes import SIGN, Sizes
 from learner.snapshot import Snapshot
 
 FloatArray = npt.NDArray[np.float64]
@@ -41,8 +41,6 @@ _FLOOR = 5  # row of what is found
 _LOGS, _SQUARES = slice(1, 1 + LOG_FEATURES), slice(_LINEAR, ROWS)
 _PREFILL_TOKENS, _DECODE_ROWS = _LOG_SUMS.index(PREFILL_TOKENS), _LOG_SUMS.index(DECODE_ROWS)
 _PHASE_OF_KIND = (PREFILL, DECODE, PREFILL, MIXED)  # an empty forward counts as a prefill
-# By kind, of the keys in the table of sizes: decodes alone, and mixed batches.
-_SIZE_SIGN = np.array([0.0, -1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
 
 
 class Found:
@@ -78,7 +76,7 @@ class Factors:
         bounds = of.min_ratio, of.max_ratio, of.margin, of.floor_s, of.least_upper
         self._by_kind = np.array([*factors, *bounds])[:, group]
         self._by_kind[_FLOOR, :: len(_PHASE_OF_KIND)] = 0.0  # nothing is launched for nothing
-        self._correction, self._nearby, self._sizes = correction, nearby, sizes
+        self._correction, self._nearby, self._sizes, self._size_sign = correction, nearby, sizes, SIGN[group]
         self._looks_nearby = any(of.nearby_weight) and len(nearby) > 0
 
     def find(self, room: FactorRoom) -> None:
@@ -89,7 +87,7 @@ class Factors:
         if len(self._sizes):
             # Each is 1 more here.
             tokens = logs[_PREFILL_TOKENS] + logs[_DECODE_ROWS] - 2.0
-            add(factor, self._sizes.shift(tokens * _SIZE_SIGN[room.kind]), factor)
+            add(factor, self._sizes.shift(tokens * self._size_sign[room.kind]), factor)
         log2(logs, logs)
         if self._correction.present:
             multiply(weight, self._correction.log_factor(logs, room.correction), weight)

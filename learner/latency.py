@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from learner.columns import COLUMN, DECODE, LOG_COLUMNS, MIXED, PHASES, TERMS
+from learner.columns import COLUMN, LOG_COLUMNS, PHASES, TERMS
 from learner.contention import CONTENTION_COLUMNS, Contention
 from learner.correction import Correction
 from learner.device import DeviceProfile
@@ -25,15 +25,13 @@ from learner.nearby import Nearby
 from learner.outlook import Numbers, Outlook, Workshop
 from learner.roofline import Roofline
 from learner.shape import ModelShape
-from learner.sizes import Sizes
-from learner.snapshot import GROUPS, Snapshot
+from learner.sizes import SIGN, Sizes
+from learner.snapshot import Snapshot
 
 FloatArray = npt.NDArray[np.float64]
 
 _PHASE, _PREFILL_TOKENS, _DECODE_ROWS = (COLUMN[name] for name in ("phase", "prefill_tokens", "decode_rows"))
 _MARGIN, _LEAST_UPPER = 3, 6  # rows of a model's group factors
-# Of a group's keys in the table of sizes.
-SIZE_SIGN = np.array([{MIXED: 1.0, DECODE: -1.0}.get(group, 0.0) for group in range(GROUPS)])
 _BESIDE = CONTENTION_COLUMNS.index("beside_forward")
 
 
@@ -255,7 +253,7 @@ class LatencyModel:
 def sizes_of(columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
     """Keys of forwards in :class:`learner.sizes.Sizes`, [m]; ``columns`` [len(COLUMNS), m], ``group`` [m]."""
     tokens = columns[_PREFILL_TOKENS] + columns[_DECODE_ROWS]
-    return np.asarray(tokens * SIZE_SIGN[group])
+    return np.asarray(tokens * SIGN[group])
 
 
 def _beside(contention: FloatArray) -> npt.NDArray[np.intp]:

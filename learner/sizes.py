@@ -12,9 +12,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from learner.columns import DECODE, MIXED, PHASES
+
 FloatArray = npt.NDArray[np.float64]
 
 MOST_SIZES = 32  # of either kind
+# By a snapshot's groups, of their keys; the others have none.
+SIGN = np.zeros(2 * len(PHASES))
+SIGN[[DECODE, MIXED]] = -1.0, 1.0
 MOST_SHIFT = 0.3
 # A size needs this many samples, and its shift counts half at the other.
 LEAST_SAMPLES, INERTIA = 3, 4.0
