@@ -16,13 +16,13 @@ from learner.columns import DECODE, MIXED, PHASES
 
 FloatArray = npt.NDArray[np.float64]
 
-MOST_SIZES = 32  # of either kind
+MOST_SIZES = 64  # of either kind
 # By a snapshot's groups, of their keys; the others have none.
 SIGN = np.zeros(2 * len(PHASES))
 SIGN[[DECODE, MIXED]] = -1.0, 1.0
 MOST_SHIFT = 0.3
-# A size needs this many samples, and its shift counts half at the other.
-LEAST_SAMPLES, INERTIA = 3, 4.0
+# A size's shift counts half at this many samples.
+INERTIA = 1.0
 
 
 class Sizes:
@@ -46,8 +46,6 @@ def learn_sizes(keys: FloatArray, residual: FloatArray) -> tuple[list[float], li
     """Sizes and their shifts, of log residuals [n] of batches of the sizes ``keys`` [n]; the most frequent if there are
     too many."""
     sizes, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    known = np.flatnonzero(counts >= LEAST_SAMPLES)
-    if len(known) > MOST_SIZES:
-        known = np.sort(known[np.argsort(-counts[known], kind="stable")[:MOST_SIZES]])
+    known = np.sort(np.argsort(-counts, kind="stable")[:MOST_SIZES])
     shifts = [float(np.median(residual[which == one])) * counts[one] / (counts[one] + INERTIA) for one in known]
     return sizes[known].tolist(), np.clip(shifts, -MOST_SHIFT, MOST_SHIFT).tolist()

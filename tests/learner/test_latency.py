@@ -29,7 +29,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     unit = np.array([1.0 if name.endswith("_s") else 1e-5 for name in TERM_COLUMNS])
     low = random.uniform(0.01, 0.5, GROUPS)
     # Small ones, which drawn batches often have.
-    sizes = np.sort(random.choice(np.r_[-40.0:0.0, 1.0:41.0], draw(st.integers(0, 2 * MOST_SIZES)), replace=False))
+    sizes = np.sort(random.choice(np.r_[-80.0:0.0, 1.0:81.0], draw(st.integers(0, 2 * MOST_SIZES)), replace=False))
     return Snapshot(
         version=draw(st.integers(1, 1000)),
         coefficients=(unit * random.exponential(1.0, TERMS) * (random.random(TERMS) < 0.6)).tolist(),
