@@ -65,6 +65,11 @@ def main() -> int:
         "errors": soak.errors[:5],
         "parted": len(parted),
         "ties": sum(gap is not None and gap <= TIE for gap in gaps),
+        "untied": [
+            {"at": at, "of": [len(expected), len(got)], "gap": gap}
+            for (_, at, expected, got), gap in zip(parted, gaps, strict=True)
+            if gap is None or gap > TIE
+        ],
         "retractions": log.count("Retract requests"),
         "tracebacks": log.count("Traceback"),
         "pool_empty": empty and pool["available_slots"] == pool["total_slots"] and pool["free_rows"] == pool["rows"],

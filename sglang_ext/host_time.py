@@ -24,11 +24,11 @@ class Overheads(NamedTuple):
     host_period_s: float
 
 
-class _Varying:
+class Varying:
     """Moving averages of a time and of how far it is from that."""
 
-    def __init__(self) -> None:
-        self.mean_s = self.deviation_s = 0.0
+    def __init__(self, mean_s: float = 0.0) -> None:
+        self.mean_s, self.deviation_s = mean_s, 0.0
 
     def note(self, seconds: float) -> None:
         """Take in one more."""
@@ -57,7 +57,7 @@ class HostTime:
     def __init__(self, launches_ahead: bool) -> None:
         self._launches_ahead = launches_ahead
         self.overhead_s = self.period_s = 0.0
-        self.drained, self.after_window = _Varying(), _Varying()
+        self.drained, self.after_window = Varying(), Varying()
         self._last_end_s: float | None = None
         self._after_window = False
         self._last_mixed_s: float | None = None

@@ -66,11 +66,13 @@ class OneLane:
 
 
 class RandomLane(OneLane):
-    """For tests, on any device: a prefill that seems to run on for a random number of decode steps, or fails."""
+    """For tests, on any device: a prefill that seems to run on for a random time, or fails."""
 
     may_outlast = True
     failing = (2, 5)
     """Which windows' prefills cannot be launched."""
+    goes_on = 0.99
+    """How likely one still runs when it has been asked for once more."""
 
     def __init__(
         self, seed: int, fails: bool = True, around_prefill: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -79,12 +81,15 @@ class RandomLane(OneLane):
         self._around_prefill = around_prefill
         self._random = random.Random(seed)
         self._prefills, self._failing = 0, self.failing if fails else ()
+        self._runs = False
 
     def prefilling(self, tpcs: int) -> AbstractContextManager[None]:
         self._prefills += 1
         if self._prefills in self._failing:
             raise RuntimeError("no prefill here: a test")
+        self._runs = True
         return self._around_prefill()
 
     def prefill_runs(self) -> bool:
-        return self._random.random() < 0.7
+        self._runs = self._runs and self._random.random() < self.goes_on
+        return self._runs

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,6 +25,40 @@ if TYPE_CHECKING:
 
     from sglang_ext.compat.scheduler import ConfluxScheduler
     from sglang_ext.timing import Span
+
+LEAD_S, LEAD = 3e-3, 0.05
+
+
+class Pace:
+    """When to launch the next step of a window: shortly before the last one ends.
+
+    Sooner would keep the window open by another step when its prefill has ended. ``step_s``: how long one is expected
+    to take, until two have ended.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = max(step_s, 1e-3)
+        self._ended_s: float | None = None
+        self._began_s = time.perf_counter()
+
+    def step_ended(self) -> None:
+        """A step's tokens have been taken."""
+        now_s = time.perf_counter()
+        if self._ended_s is not None:
+            self.step_s = max(now_s - self._ended_s, 1e-3)
+        self._ended_s = now_s
+
+    @property
+    def lead_s(self) -> float:
+        """How long before a step's end the next is launched: launching takes half a millisecond, the host may be held
+        up, and steps differ by some per cent."""
+        return LEAD_S + LEAD * self.step_s
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time."""
+        since_s = self._began_s if self._ended_s is None else self._ended_s
+        return time.perf_counter() >= since_s + self.step_s - self.lead_s
 
 
 class Window:
@@ -56,6 +91,7 @@ class Window:
         self._launched: list[Future[Any]] = []
         self._given_back: list[torch.Tensor] = []
         self.accepted = 0
+        self.prefill_taken = False
         self.discarded_tokens = 0
         self.returned_slots = 0
         self.error: Exception | None = None
@@ -70,6 +106,20 @@ class Window:
     def pending(self) -> bool:
         """Whether a launched step's tokens have not been taken."""
         return self.accepted < self.launched
+
+    @property
+    def last_runs(self) -> bool:
+        """Whether all launched steps but one have been taken."""
+        return self.launched - self.accepted == 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the step whose tokens are to be taken next has ended, as far as that can be seen without waiting."""
+        future = self._launched[self.accepted]
+        if not future.done():
+            return False
+        copied = future.result()[0].copy_done
+        return copied is None or bool(copied.query())
 
     @property
     def can_grow(self) -> bool:
@@ -92,11 +142,6 @@ class Window:
         batches.advance(self._running, self.launched - before)
         self._running.input_ids = None
         self._running.out_cache_loc = None
-
-    def top_up(self, queued: int) -> None:
-        """Keep ``queued`` steps launched beyond those taken, as far as there is room."""
-        while self.launched - self.accepted < queued and self.can_grow:
-            self.launch(1)
 
     def accept_next(self) -> None:
         """Take the next step's tokens when it has finished: append, check for the end, stream."""

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed
 from sglang.srt.distributed import parallel_state
+from sglang.srt.distributed.device_communicators.triton_symm_mem_ag import MultimemAllGatherer
 
 if TYPE_CHECKING:
     from sglang.srt.distributed.parallel_state import GroupCoordinator
@@ -42,9 +44,19 @@ def decode_adds_up_itself() -> bool:
 
 
 class PrefillGroup:
-    """A second tensor-parallel group of the same ranks. All ranks have to make theirs at the same time."""
+    """A second tensor-parallel group of the same ranks. All ranks have to make theirs at the same time.
 
-    def __init__(self) -> None:
+    ``model``'s own ways to gather over NVLink multicast, one buffer and one set of flags each, stay with the decode
+    steps: a prefill's logits are gathered by NCCL.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._gatherers = [
+            value
+            for module in model.modules()
+            for value in vars(module).values()
+            if isinstance(value, MultimemAllGatherer)
+        ]
         stock = parallel_state.get_tp_group()
         logger.info("conflux: a second group of ranks %s, conflux_prefill_tp, for windows' prefills", stock.ranks)
         self._group: GroupCoordinator = parallel_state.init_model_parallel_group(
@@ -71,6 +83,9 @@ class PrefillGroup:
     def in_use(self) -> Iterator[None]:
         """Let whatever asks for the tensor-parallel group find this one."""
         stock, attention = parallel_state._TP, parallel_state._ATTN_TP
+        states = [gatherer._state for gatherer in self._gatherers]
+        for gatherer in self._gatherers:
+            gatherer._state = None
         parallel_state._TP = self._group
         if attention is stock:
             parallel_state._ATTN_TP = self._group
@@ -78,3 +93,5 @@ class PrefillGroup:
             yield
         finally:
             parallel_state._TP, parallel_state._ATTN_TP = stock, attention
+            for gatherer, state in zip(self._gatherers, states, strict=True):
+                gatherer._state = state

@@ -57,7 +57,7 @@ class GpuLanes:
         self._copy_context = torch.cuda.stream(self._copy)
         self._graphs: dict[int, Captured] = {}
         self._prefill_end: torch.cuda.Event | None = None
-        self._prefill_group = PrefillGroup() if scheduler.ps.tp_size > 1 else None
+        self._prefill_group = PrefillGroup(self._runner.model) if scheduler.ps.tp_size > 1 else None
         self._capture(budget_s)
         self.levels = tuple(sorted(self._graphs))
 

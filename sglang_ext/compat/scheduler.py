@@ -240,6 +240,8 @@ class ConfluxScheduler(Scheduler):
     # ---- results go out
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
+        if self.windows.took(result):
+            return
         super().process_batch_result(batch, result)
         now_s, attainment = time.perf_counter(), self.controller.attainment
         for req in batch.reqs:

@@ -105,7 +105,11 @@ def _random_lane(scheduler: Scheduler) -> RandomLane:
     if scheduler.ps.tp_size == 1:
         return RandomLane(seed=0)
     # One of several ranks may not go on alone after an error.
-    return RandomLane(scheduler.ps.tp_rank, fails=False, around_prefill=groups.PrefillGroup().in_use)
+    return RandomLane(
+        scheduler.ps.tp_rank,
+        fails=False,
+        around_prefill=groups.PrefillGroup(scheduler.tp_worker.model_runner.model).in_use,
+    )
 
 
 def _one_lane(chosen: Chosen, server_args: Any) -> str | None:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from sglang.srt.utils.common import DynamicGradMode
@@ -17,11 +17,12 @@ from sglang.srt.utils.common import DynamicGradMode
 from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv
 from sglang_ext.compat.ranks import agree
+from sglang_ext.host_time import Varying
 from sglang_ext.iteration import Half
 from sglang_ext.lanes import OneLane
 from sglang_ext.launch import make_launchers
 from sglang_ext.policy.gaps import QUEUED
-from sglang_ext.window import Window, WindowStats
+from sglang_ext.window import Pace, Window, WindowStats
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_ERRORS = 3
+# How often a window looks whether something has ended.
+_LOOK_EVERY_S = 3e-4
+Next = Literal["tokens", "first tokens", "step", "end"]
 
 
 class Windows:
@@ -44,14 +48,22 @@ class Windows:
         self.stats = WindowStats()
         self.errors = 0
         # Of the last windows: how long launching a prefill keeps the host, and a decode step the device.
-        self._launch_s, self._step_s = 0.03, 0.0
+        self._launch, self._step_s = Varying(0.03), 0.0
         self._launching_runs = scheduler.device != "cuda"
         self._holding: Any = None  # what the last prefill reads, which may still run when its window has closed
+        self._taken: Any = None  # result of a prefill whose tokens went out before its window closed
 
     @property
     def eager_launch_s(self) -> float:
         """How long launching a prefill that is no graph keeps the host busy beside the device; 0 on a CPU."""
-        return 0.0 if self._launching_runs else self._launch_s
+        return 0.0 if self._launching_runs else self._launch.mean_s
+
+    def took(self, result: Any) -> bool:
+        """Whether this is the result of a prefill whose tokens went out before its window closed."""
+        if self._taken is None or self._taken is not result:
+            return False
+        self._taken = None
+        return True
 
     def room(self, plan: Plan) -> tuple[int, int]:
         """(steps, spare ones) that fit now that the prefill has its slots; no step sends the prefill alone, counted."""
@@ -97,7 +109,7 @@ class Windows:
             self._failed(error)
         if launched.exception() is None:
             result, span, launch_s, self._holding = launched.result()
-            self._launch_s += 0.2 * (launch_s - self._launch_s)
+            self._launch.note(launch_s)
         else:
             # The steps' tokens are out and stay; the prefill is run again, as an iteration of its own.
             iteration.concurrent, prefill.tpcs = False, controller.model.total_tpcs
@@ -148,18 +160,55 @@ class Windows:
         while lanes.serial and window.pending:
             window.accept_next()
         launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
-        rolls = lanes.may_outlast and not lanes.serial
-        while True:
-            if not window.pending:
-                wait([launched])
-            # Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is. All ranks
-            # launch as many.
-            if rolls and agree(scheduler, lambda: launched.done() and lanes.prefill_runs()):
-                wait([launched])
-                window.top_up(QUEUED)
-            if not window.pending:
-                return launched
+        if lanes.may_outlast and not lanes.serial:
+            self._roll(window, batch, launched, Pace(self._expected_step_s(decision)))
+        while window.pending:
             window.accept_next()
+        wait([launched])
+        return launched
+
+    def _roll(self, window: Window, batch: ScheduleBatch, launched: Future[Any], pace: Pace) -> None:
+        """Take tokens as they come, and keep one step going as long as the prefill runs. All ranks do the same."""
+        while True:
+            following = agree(self._scheduler, lambda: self._next(window, launched, pace))
+            if following == "end":
+                return
+            if following == "tokens":
+                window.accept_next()
+                pace.step_ended()
+                continue
+            wait([launched])
+            if following == "step":
+                window.launch(1)
+                continue
+            window.prefill_taken = True
+            if launched.exception() is None:
+                self._take(batch, launched.result()[0])
+
+    def _next(self, window: Window, launched: Future[Any], pace: Pace) -> Next:
+        """Wait for what comes next: a step's tokens, the prefill's, the time to launch a step, or the window's end.
+
+        Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is.
+        """
+        lanes = self._scheduler.lanes
+        while True:
+            ended = launched.done() and not lanes.prefill_runs()
+            if ended and not window.prefill_taken:
+                return "first tokens"
+            if ended and not window.pending:
+                return "end"
+            if window.pending and (ended or window.has_ended):
+                return "tokens"
+            if launched.done() and window.can_grow and (not window.pending or (window.last_runs and pace.due)):
+                return "step"
+            time.sleep(_LOOK_EVERY_S)
+
+    def _take(self, batch: ScheduleBatch, result: Any) -> None:
+        """Hand out the prefill's first tokens although decode steps still run."""
+        # A grammar's are sampled only behind the results of the iteration before.
+        if result.delay_sample_func is None:
+            self._scheduler.process_batch_result(batch.copy(), result)
+            self._taken = result
 
     def _decode(self, step: ScheduleBatch, tpcs: int) -> tuple[Any, ScheduleBatch, Any, Span]:
         """One step: its result, what that will be processed with, what it holds on to, and its times."""
@@ -180,9 +229,13 @@ class Windows:
         return scheduler.batch_record_buf[scheduler.batch_record_ct] if scheduler.enable_overlap else None
 
     def _cover(self, decision: Decision) -> int:
-        """Steps that last until a prefill has been launched, with one to spare."""
-        step_s = self._step_s or decision.predicted_s / decision.look_ahead_steps
-        return max(QUEUED, 1 + math.ceil(self._launch_s / max(step_s, 1e-4)))
+        """Steps that last until a prefill has been launched."""
+        pace = Pace(self._expected_step_s(decision))
+        return max(1, math.ceil((self._launch.upper_s + pace.lead_s) / pace.step_s))
+
+    def _expected_step_s(self, decision: Decision) -> float:
+        planned_s = decision.predicted_s / decision.look_ahead_steps
+        return min(planned_s, self._step_s or planned_s)
 
     @contextmanager
     def _launch_context(self) -> Iterator[None]:
