@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.columns import COLUMN, LINEAR_COLUMNS, ROOFLINE_COLUMNS, TERMS
-from learner.contention import CONTENTION_COLUMNS
+from learner.contention import Costs
 from learner.prompts import WIDTH
-from learner.requests import ACTIVE, SUMS, TOKENS
+from learner.requests import SUMS, TOKENS
 from learner.roofline import BYTE_ROWS, FLOP_ROWS, OPERATOR_ROWS, OPERATORS, PARTITION_ROWS, Roofline
 
 FloatArray = npt.NDArray[np.float64]
@@ -51,13 +51,11 @@ class Folded:
         rows: FloatArray = coefficients @ self._terms
         return rows
 
-    def beside(self, contention: FloatArray) -> FloatArray:
-        """What is added to the mean beside another stream, whatever that does; [RATES, WIDTH]."""
-        cost = dict(zip(CONTENTION_COLUMNS, contention.tolist(), strict=True))
+    def beside(self, costs: Costs) -> FloatArray:
+        """What is added to the mean beside another stream, as busy as that is; [RATES, WIDTH]."""
         rows = np.zeros((RATES, WIDTH))
-        rows[PER_FLOP] = cost["beside_compute_s"] * self.compute
-        rows[PER_BYTE] = cost["beside_memory_s"] * self.memory
-        rows[AS_IS, ACTIVE] = cost["beside_forward"]
+        rows[PER_FLOP] = costs.compute * self.compute
+        rows[PER_BYTE] = costs.memory * self.memory
         return rows
 
     def alone(self, mean: FloatArray) -> FloatArray:

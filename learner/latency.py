@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.columns import COLUMN, LOG_COLUMNS, PHASES, TERMS
-from learner.contention import CONTENTION_COLUMNS, Contention
+from learner.contention import BESIDE, Contention
 from learner.correction import Correction
 from learner.device import DeviceProfile
 from learner.nearby import Nearby
@@ -32,7 +32,6 @@ FloatArray = npt.NDArray[np.float64]
 
 _PHASE, _PREFILL_TOKENS, _DECODE_ROWS = (COLUMN[name] for name in ("phase", "prefill_tokens", "decode_rows"))
 _MARGIN, _LEAST_UPPER = 3, 6  # rows of a model's group factors
-_BESIDE = CONTENTION_COLUMNS.index("beside_forward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +257,6 @@ def sizes_of(columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
 
 def _beside(contention: FloatArray) -> npt.NDArray[np.intp]:
     """By how much a row's group lies behind its phase's own, [m]."""
-    behind: npt.NDArray[np.intp] = (contention[_BESIDE] >= 0.5).astype(np.intp)
+    behind: npt.NDArray[np.intp] = (contention[BESIDE] >= 0.5).astype(np.intp)
     behind *= len(PHASES)
     return behind

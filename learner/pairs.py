@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from numpy import add, divide, maximum, minimum, multiply
 
-from learner.contention import CONTENTION_COLUMNS, Contention
+from learner.contention import BESIDE, DECODE_COSTS, PREFILL_COSTS, Contention, Costs
 from learner.factors import FOUND, Found, times_of
 from learner.folded import AS_IS, PER_BYTE, PER_FLOP, PER_SHORTFALL, RATES, Folded, operators
 from learner.prompts import WIDTH
-from learner.requests import CAUSAL_BOUND, DECODE_EXCESS, PREFILL_BOUND, PREFILLS
+from learner.requests import ACTIVE, CAUSAL_BOUND, DECODE_EXCESS, PREFILL_BOUND, PREFILLS
 from learner.roofline import OPERATORS, Roofline
 
 FloatArray = npt.NDArray[np.float64]
@@ -93,23 +93,24 @@ class PairNumbers:
 
     def __init__(self, room: PairRoom, folded: Folded, coefficients: FloatArray, contention: FloatArray) -> None:
         self.room = room
-        cost = dict(zip(CONTENTION_COLUMNS, contention.tolist(), strict=True))
-        mean, base, beside = folded.mean(coefficients), folded.roofline.copy(), folded.beside(contention)
-        mean[AS_IS] += beside[AS_IS]  # however busy the other half is
-        beside[AS_IS] = 0.0
+        mean, base = folded.mean(coefficients), folded.roofline.copy()
+        mean[AS_IS, ACTIVE] += contention[BESIDE]  # however busy the other half is
         by_request = np.array([mean[PER_BYTE, _BY_REQUEST], base[PER_BYTE, _BY_REQUEST]])
         mean[PER_BYTE, _BY_REQUEST] = base[PER_BYTE, _BY_REQUEST] = 0.0
         per_flop, per_byte, *_ = folded.whole_rates
-        others = (
-            *beside,
-            cost["shared_compute_s"] * per_flop * folded.compute,
-            cost["shared_memory_s"] * per_byte * folded.memory,
-            cost["beside_bandwidth_s"] * folded.memory,
-            per_byte * folded.memory,
-            folded.compute,
-            room.launch_s * (np.arange(WIDTH) == PREFILLS),
-        )
-        self._rows = np.concatenate([folded.flops, folded.bytes, mean, base, others])
+        rows = []
+        for costs in (Costs(*contention[PREFILL_COSTS]), Costs(*contention[DECODE_COSTS])):
+            others = (
+                *folded.beside(costs),
+                costs.shared_compute * per_flop * folded.compute,
+                costs.shared_memory * per_byte * folded.memory,
+                costs.bandwidth * folded.memory,
+                per_byte * folded.memory,
+                folded.compute,
+                room.launch_s * (np.arange(WIDTH) == PREFILLS),
+            )
+            rows.append(np.concatenate([folded.flops, folded.bytes, mean, base, others]))
+        self._of_prefill, self._of_step = rows
         weights = np.zeros((3, _EXCESS + 1))
         weights[:2, _MAXIMA] = operators(coefficients)
         weights[0, _REST:_REST_OF_ROOFLINE] = weights[1, _REST_OF_ROOFLINE:_BESIDE] = 1.0
@@ -130,7 +131,10 @@ class PairNumbers:
         room = self.room
         physical_s, roofline_s, demand, busy = room.physical_s, room.roofline_s, room.demand, room.busy
         room.sums[...] = sums
-        self._rows.dot(room.sums, room.linear)
+        self._of_prefill.dot(room.sums, room.linear)
+        # A prompt of which all but one token is cached is a decode step as well.
+        steps = room.sums[PREFILLS] == 0.0
+        room.linear[:, steps] = self._of_step @ room.sums[:, steps]
         room.linear.take(room.batch, axis=1, out=room.halves, mode="clip")
         room.bounds[...] = bounds.ravel().take(room.bound_at)
         if excess is not None:

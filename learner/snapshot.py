@@ -12,7 +12,7 @@ from learner.contention import CONTENTION_TERMS
 from learner.nearby import MOST_CUT, MOST_POINTS, POINT_WIDTH
 from learner.sizes import MOST_SHIFT, MOST_SIZES
 
-SCHEMA = 3
+SCHEMA = 4
 GROUPS = 2 * len(PHASES)  # each phase alone, then each phase beside another stream
 GROUP_NAMES = (*PHASES, *(f"{phase}_beside" for phase in PHASES))
 KNOTS = 32  # of each log2 feature: 0, 1, …, 31
@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 16
 COLD_MARGIN = 1.4
 # Decode was measured 20–30 % slower beside prefill on disjoint TPCs, prefill 15–20 %; both suffer more where they share
 # TPCs. In the order of CONTENTION_COLUMNS.
-COLD_CONTENTION = (0.0, 0.15, 0.15, 0.1, 0.2, 0.2)
+COLD_CONTENTION = (0.0, *(0.15, 0.15, 0.1, 0.2, 0.2) * 2)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

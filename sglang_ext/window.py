@@ -26,39 +26,25 @@ if TYPE_CHECKING:
     from sglang_ext.compat.scheduler import ConfluxScheduler
     from sglang_ext.timing import Span
 
-LEAD_S, LEAD = 3e-3, 0.05
-
 
 class Pace:
-    """When to launch the next step of a window: shortly before the last one ends.
-
-    Sooner would keep the window open by another step when its prefill has ended. ``step_s``: how long one is expected
-    to take, until two have ended.
-    """
+    """When a window's steps end. ``step_s``: how long one is expected to take, until two have ended."""
 
     def __init__(self, step_s: float) -> None:
         self.step_s = max(step_s, 1e-3)
-        self._ended_s: float | None = None
-        self._began_s = time.perf_counter()
+        self._last_s = time.perf_counter()
+        self._any = False
 
     def step_ended(self) -> None:
         """A step's tokens have been taken."""
         now_s = time.perf_counter()
-        if self._ended_s is not None:
-            self.step_s = max(now_s - self._ended_s, 1e-3)
-        self._ended_s = now_s
+        if self._any:
+            self.step_s = max(now_s - self._last_s, 1e-3)
+        self._last_s, self._any = now_s, True
 
-    @property
-    def lead_s(self) -> float:
-        """How long before a step's end the next is launched: launching takes half a millisecond, the host may be held
-        up, and steps differ by some per cent."""
-        return LEAD_S + LEAD * self.step_s
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time."""
-        since_s = self._began_s if self._ended_s is None else self._ended_s
-        return time.perf_counter() >= since_s + self.step_s - self.lead_s
+    def left_s(self, steps: int) -> float:
+        """How long so many more steps will take."""
+        return self._last_s + steps * self.step_s - time.perf_counter()
 
 
 class Window:
@@ -108,9 +94,9 @@ class Window:
         return self.accepted < self.launched
 
     @property
-    def last_runs(self) -> bool:
-        """Whether all launched steps but one have been taken."""
-        return self.launched - self.accepted == 1
+    def outstanding(self) -> int:
+        """Steps that have been launched and not taken."""
+        return self.launched - self.accepted
 
     @property
     def has_ended(self) -> bool:

@@ -21,7 +21,7 @@ from sglang_ext.host_time import Varying
 from sglang_ext.iteration import Half
 from sglang_ext.lanes import OneLane
 from sglang_ext.launch import make_launchers
-from sglang_ext.policy.gaps import QUEUED
+from sglang_ext.policy.gaps import QUEUED, first_tokens_s, lead_s
 from sglang_ext.window import Pace, Window, WindowStats
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Windows:
             lambda step: self._launcher.launch(lambda: self._decode(step, decision.decode_tpcs)),
         )
         with lanes.window(decision.decode_tpcs):
-            launched = self._both(window, batch, decision, steps, spare)
+            launched = self._both(window, batch, running, decision, steps, spare)
         error = window.error or launched.exception()
         if error is not None:
             self._failed(error)
@@ -149,7 +149,15 @@ class Windows:
             scheduler.lanes = OneLane(f"{self.errors} windows failed")
             scheduler.controller.one_after_the_other()
 
-    def _both(self, window: Window, batch: ScheduleBatch, decision: Decision, steps: int, spare: int) -> Future[Any]:
+    def _both(
+        self,
+        window: Window,
+        batch: ScheduleBatch,
+        running: ScheduleBatch,
+        decision: Decision,
+        steps: int,
+        spare: int,
+    ) -> Future[Any]:
         """Launch both halves and take all steps; the future, which is done, is of :meth:`_prefill`."""
         scheduler, lanes = self._scheduler, self._scheduler.lanes
         if lanes.concurrent and not lanes.serial:
@@ -161,16 +169,19 @@ class Windows:
             window.accept_next()
         launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
         if lanes.may_outlast and not lanes.serial:
-            self._roll(window, batch, launched, Pace(self._expected_step_s(decision)))
+            self._roll(window, batch, launched, Pace(self._expected_step_s(decision)), self._patience_s(batch, running))
         while window.pending:
             window.accept_next()
         wait([launched])
         return launched
 
-    def _roll(self, window: Window, batch: ScheduleBatch, launched: Future[Any], pace: Pace) -> None:
-        """Take tokens as they come, and keep one step going as long as the prefill runs. All ranks do the same."""
+    def _roll(self, window: Window, batch: ScheduleBatch, launched: Future[Any], pace: Pace, patience_s: float) -> None:
+        """Take tokens as they come, and keep one step going as long as the prefill runs. All ranks do the same.
+
+        First tokens may go out ``patience_s`` before the window's end.
+        """
         while True:
-            following = agree(self._scheduler, lambda: self._next(window, launched, pace))
+            following = agree(self._scheduler, lambda: self._next(window, launched, pace, patience_s))
             if following == "end":
                 return
             if following == "tokens":
@@ -185,7 +196,7 @@ class Windows:
             if launched.exception() is None:
                 self._take(batch, launched.result()[0])
 
-    def _next(self, window: Window, launched: Future[Any], pace: Pace) -> Next:
+    def _next(self, window: Window, launched: Future[Any], pace: Pace, patience_s: float) -> Next:
         """Wait for what comes next: a step's tokens, the prefill's, the time to launch a step, or the window's end.
 
         Lanes are the scheduler's own streams in turn, so no step is launched while the prefill is.
@@ -193,15 +204,29 @@ class Windows:
         lanes = self._scheduler.lanes
         while True:
             ended = launched.done() and not lanes.prefill_runs()
-            if ended and not window.prefill_taken:
+            if ended and not window.prefill_taken and pace.left_s(window.outstanding) <= patience_s:
                 return "first tokens"
             if ended and not window.pending:
                 return "end"
-            if window.pending and (ended or window.has_ended):
+            if window.pending and window.has_ended:
                 return "tokens"
-            if launched.done() and window.can_grow and (not window.pending or (window.last_runs and pace.due)):
+            due = pace.left_s(window.outstanding) <= lead_s(pace.step_s)
+            if launched.done() and not ended and window.can_grow and (due or not window.pending):
                 return "step"
             time.sleep(_LOOK_EVERY_S)
+
+    def _patience_s(self, batch: ScheduleBatch, running: ScheduleBatch) -> float:
+        """How long before the window's end a prefill's first tokens may go out: their second ones, which come behind
+        it, have to keep τ."""
+        controller, chunked = self._scheduler.controller, self._scheduler.chunked_req
+        goes_on = [req for req in batch.reqs if req is not chunked and batches.remaining_tokens([req]) > 1]
+        if not goes_on:
+            return math.inf
+        model, rows = controller.model, len(running.reqs) + len(goes_on)
+        context = [*running.seq_lens_cpu.tolist(), *(len(req.origin_input_ids) for req in goes_on)]
+        alone = model.predict(model.terms([1] * rows, context, rows, model.total_tpcs))
+        next_s = controller.host_time.overheads(after_window=True).after_window_s + float(alone.upper_s[0])
+        return -first_tokens_s(-math.inf, 0.0, next_s, min(req.conflux.tbt_slo_s for req in goes_on))
 
     def _take(self, batch: ScheduleBatch, result: Any) -> None:
         """Hand out the prefill's first tokens although decode steps still run."""
@@ -230,12 +255,12 @@ class Windows:
 
     def _cover(self, decision: Decision) -> int:
         """Steps that last until a prefill has been launched."""
-        pace = Pace(self._expected_step_s(decision))
-        return max(1, math.ceil((self._launch.upper_s + pace.lead_s) / pace.step_s))
+        step_s = self._expected_step_s(decision)
+        return max(1, math.ceil((self._launch.upper_s + lead_s(step_s)) / step_s))
 
     def _expected_step_s(self, decision: Decision) -> float:
         planned_s = decision.predicted_s / decision.look_ahead_steps
-        return min(planned_s, self._step_s or planned_s)
+        return max(min(planned_s, self._step_s or planned_s), 1e-3)
 
     @contextmanager
     def _launch_context(self) -> Iterator[None]:

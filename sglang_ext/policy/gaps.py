@@ -11,7 +11,9 @@ from numpy import add, maximum, minimum, multiply, subtract
 from sglang_ext.policy.types import FloatArray
 
 QUEUED = 2
-"""Decode steps that are kept launched ahead of the host while a window's prefill runs on."""
+"""By so many decode steps, and as many as were planned, a window may go on while its prefill does."""
+
+LEAD_S, LEAD = 3e-3, 0.05
 
 
 def mixed_gap_s(upper_s: float, overhead_s: float, period_s: float) -> float:
@@ -42,8 +44,8 @@ def window_gaps(
     Three gaps can be the largest: to the first step (the wait so far, t_d); between two steps (t_d, smaller than the
     first); and across the window's end: what is left, and the next step. What is left is the rest of a prefill, at its
     bound, that outlasts all steps, at their mean: quicker decodes wait longer. The first tokens that the prefill makes
-    go out when the window has closed, so they wait for nothing. The steps are alike, as in the article: what a few more
-    tokens of context add is far below the bound's margin.
+    go out so late that their next ones follow within τ (:func:`first_tokens_s`). The steps are alike, as in the
+    article: what a few more tokens of context add is far below the bound's margin.
     """
     reach(steps, most_steps, left_s)
     multiply(left_s, step_s, left_s)
@@ -57,6 +59,21 @@ def reach(steps: FloatArray, most_steps: int, reached: FloatArray) -> None:
     multiply(steps, 2.0, reached)
     add(reached, QUEUED, reached)
     minimum(reached, most_steps, out=reached)
+
+
+def lead_s(step_s: float) -> float:
+    """How long before a decode step's end the next is launched while a window's prefill runs.
+
+    Launching takes half a millisecond, the host may be held up, and steps differ by some per cent. Sooner would keep
+    the window open by another step when its prefill has ended.
+    """
+    return LEAD_S + LEAD * step_s
+
+
+def first_tokens_s(prefill_end_s: float, end_s: float, next_s: float, tbt_slo_s: float) -> float:
+    """When the first tokens of a window's prefill go out: when they are known, or so much later that the second ones,
+    which come ``next_s`` after the window's end at ``end_s``, keep τ; no later than the window's end."""
+    return max(prefill_end_s, min(end_s, end_s + next_s - tbt_slo_s))
 
 
 def turn_gaps(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
 from learner.latency import LatencyModel
 from learner.traces import TraceRequest
-from sglang_ext.policy.gaps import QUEUED
+from sglang_ext.policy.gaps import QUEUED, first_tokens_s, lead_s
 from sglang_ext.policy.types import IntArray, Situation
 from sglang_ext.served import LoadResult, RequestResult
 from sglang_ext.simulate.cache import Cache
@@ -64,6 +65,7 @@ class Engine:
         most_running: int = 256,
     ) -> None:
         self._system, self._device, self._host, self._tbt_slo_s = system, device, host, tbt_slo_s
+        self._tpcs = device.total_tpcs
         self._cache, self._most_running = Cache(kv_tokens), most_running
         self._arriving: deque[_Live] = deque()
         self._waiting: list[_Live] = []
@@ -164,12 +166,12 @@ class Engine:
         ends = sum(live.new == tokens for live, tokens in taken)
         if step.window:
             begin_s += situation.drain_s
-            end_s = self._window(step, begin_s, contexts, new, cached, ends)
+            first_s, end_s = self._window(step, begin_s, contexts, new, cached, ends)
         else:
             decodes = len(contexts) if step.steps else 0
             q = np.concatenate([np.ones(decodes, dtype=np.int64), new])
             c = np.concatenate([contexts[:decodes], cached])
-            end_s = begin_s + self._takes(q, c, decodes + ends)
+            first_s = end_s = begin_s + self._takes(q, c, decodes + ends)
             if decodes:
                 self._tokens(self._running, [end_s])
             self._waited_s = 0.0 if step.steps or not len(contexts) else self._waited_s + end_s - begin_s
@@ -179,12 +181,13 @@ class Engine:
         self._after_window, self._clock_s = step.window, end_s
         if step.window:
             self._decided_s = end_s
-        self._prefilled(taken, end_s)
+        self._prefilled(taken, first_s)
         self._let_go()
 
     def _window(
         self, step: Step, begin_s: float, contexts: IntArray, new: IntArray, cached: IntArray, ends: int
-    ) -> float:
+    ) -> tuple[float, float]:
+        """When its first tokens go out, and when it closes."""
         device, rows = self._device, len(contexts)
         decode = device.terms(np.ones(rows), contexts, rows, step.decode_tpcs)
         prefill = device.terms(new, cached, ends, step.prefill_tpcs)
@@ -192,14 +195,16 @@ class Engine:
             float(device.predict(decode, prefill).mean_s[0]),
             float(device.predict(prefill, decode).mean_s[0]),
         )
-        # Two steps are kept launched beyond those taken, up to twice what was planned and two.
+        # One is launched shortly before the last one ends, as long as the prefill runs.
         most = min(2 * step.steps + QUEUED, min(live.left for live in self._running), LOOK_AHEAD)
-        steps = max(step.steps, min(int(prefill_s / step_s) + QUEUED, most))
+        steps = max(1, min(ceil((prefill_s + lead_s(step_s)) / step_s), most))
         ends_s = [begin_s + (at + 1) * step_s for at in range(steps)]
         end_s = max(begin_s + prefill_s, ends_s[-1])
         self._tokens(self._running, ends_s)
         self._waited_s = end_s - ends_s[-1]
-        return end_s
+        alone = device.terms(np.ones(rows + ends), np.append(contexts, (new + cached)[:ends]), rows + ends, self._tpcs)
+        next_s = self._host.after_window_s + float(device.predict(alone).upper_s[0])
+        return first_tokens_s(begin_s + prefill_s, end_s, next_s, self._tbt_slo_s), end_s
 
     def _decode(self, most_steps: int = _MOST_STEPS) -> None:
         """Decode alone until somebody ends or arrives."""
@@ -207,7 +212,7 @@ class Engine:
         rows = len(contexts)
         steps = max(1, min(most_steps, _MOST_CELLS // rows, *(live.left for live in self._running)))
         c = contexts + np.arange(steps)[:, None]
-        times_s = self._device.predict(self._device.terms(1, c, rows, self._device.total_tpcs)).mean_s
+        times_s = self._device.predict(self._device.terms(1, c, rows, self._tpcs)).mean_s
         first_s = self._host.after_window_s if self._after_window else self._host.batch_s
         begins_s = self._clock_s + first_s + np.concatenate([[0.0], np.cumsum(times_s[:-1] + self._host.batch_s)])
         ends_s = begins_s + times_s
@@ -223,12 +228,12 @@ class Engine:
     def _takes(self, q: IntArray, c: IntArray, logits_rows: int) -> float:
         """A forward on all TPCs."""
         device = self._device
-        return float(device.predict(device.terms(q, c, logits_rows, device.total_tpcs)).mean_s[0])
+        return float(device.predict(device.terms(q, c, logits_rows, self._tpcs)).mean_s[0])
 
     def _decode_share(self, step: Step) -> float:
         if not step.window:
             return 1.0 if step.steps else 0.0
-        return min(step.decode_tpcs, self._device.total_tpcs - step.prefill_tpcs) / self._device.total_tpcs
+        return min(step.decode_tpcs, self._tpcs - step.prefill_tpcs) / self._tpcs
 
     # ---- requests
 

@@ -33,7 +33,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(
         version=draw(st.integers(1, 1000)),
         coefficients=(unit * random.exponential(1.0, TERMS) * (random.random(TERMS) < 0.6)).tolist(),
-        contention=(0.3 * random.exponential(1.0, CONTENTION_TERMS) * [1e-4, 1, 1, 1, 1, 1]).tolist(),
+        contention=(0.3 * random.exponential(1.0, CONTENTION_TERMS) * [1e-4, *[1] * 10]).tolist(),
         correction=random.uniform(-0.3, 0.3, LOG_FEATURES * KNOTS).tolist(),
         correction_weight=random.choice([0.0, 1.0], GROUPS).tolist(),
         nearby=nearby_points(random, draw(st.integers(0, MOST_POINTS))),
@@ -229,18 +229,20 @@ def test_contention_columns() -> None:
     # Launching a prefill takes 1 ms for each layer, meanwhile the device is idle or not.
     computing_s = other.column("compute_s")
     busy = computing_s / (computing_s + 1e-3 * LARGE.layers)
-    np.testing.assert_allclose(columns["beside_compute_s"], busy * own.column("compute_s"))
-    np.testing.assert_allclose(columns["beside_memory_s"], busy * own.column("memory_s"))
+    np.testing.assert_allclose(columns["decode_compute_s"], busy * own.column("compute_s"))
+    np.testing.assert_allclose(columns["decode_memory_s"], busy * own.column("memory_s"))
     demand = other.column("memory_whole_s") / other.roofline_s
-    np.testing.assert_allclose(columns["beside_bandwidth_s"], busy * own.column("memory_s") * demand)
+    np.testing.assert_allclose(columns["decode_bandwidth_s"], busy * own.column("memory_s") * demand)
     # The other holds 50 of 66: 16 are disjoint, from 17 on some are shared and 16 are exclusive.
     exclusive = model.terms([1] * 32, [2048] * 32, 32, 16)
     for name in ("compute_s", "memory_s"):
         expected = [0.0, exclusive.column(name)[0], exclusive.column(name)[0]]
-        np.testing.assert_allclose(columns[f"shared_{name}"], busy * expected)
+        np.testing.assert_allclose(columns[f"decode_shared_{name}"], busy * expected)
+    assert not any(columns[name].any() for name in CONTENTION_COLUMNS if name.startswith("prefill"))
     # Decode steps are graphs, which keep the device busy.
-    beside_step = model.contention_columns(other, own.take([0]))
-    np.testing.assert_allclose(beside_step[1], other.column("compute_s"))
+    beside_step = dict(zip(CONTENTION_COLUMNS, model.contention_columns(other, own.take([0])), strict=True))
+    np.testing.assert_allclose(beside_step["prefill_compute_s"], computing_s)
+    assert not any(beside_step[name].any() for name in CONTENTION_COLUMNS if name.startswith("decode"))
 
 
 def test_contexts_beyond_every_knot_are_predicted() -> None:

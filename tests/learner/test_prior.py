@@ -29,7 +29,7 @@ def test_a_gpu_starts_from_the_shipped_prior_and_a_cpu_from_the_roofline() -> No
         ({"coefficients": {"magic_s": 1.0}}, "unknown terms: magic_s"),
         ({"contention": {"forward": 1.0}}, "unknown terms: forward"),
         ({"coefficients": {"forward": -1.0}}, "coefficients has a number"),
-        ({"contention": {"shared_memory_s": float("nan")}}, "contention has a number"),
+        ({"contention": {"decode_shared_memory_s": float("nan")}}, "contention has a number"),
     ],
 )
 def test_a_prior_that_cannot_be_is_refused(change, message) -> None:

@@ -5,6 +5,7 @@ Forwards take anything from their predicted mean to their predicted bound, decod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
+from sglang_ext.policy.gaps import QUEUED, first_tokens_s, lead_s
 from sglang_ext.policy.types import Decision, Settings, Situation
 from tests.policy import reference
 
@@ -114,9 +116,9 @@ class Simulator:
             step_s = self.takes(decode, prefill if concurrent else None)
             prefill_s = self.takes(prefill, decode if concurrent else None)
             if concurrent:
-                # While the prefill runs two steps are kept queued, as far as there is room.
-                room = min(2 * steps + 2, self.settings.max_look_ahead, 8)
-                steps = max(steps, min(int(prefill_s / step_s) + 2, room))
+                # While the prefill runs one step is launched shortly before the last one ends, as far as there is room.
+                room = min(2 * steps + QUEUED, self.settings.max_look_ahead, 8)
+                steps = max(1, min(math.ceil((prefill_s + lead_s(step_s)) / step_s), room))
             steps_end = [begin_s + (j + 1) * step_s for j in range(steps)]
             prefill_end = prefill_s + (begin_s if concurrent else steps_end[-1])
             end_s = max(prefill_end, steps_end[-1])
@@ -127,9 +129,14 @@ class Simulator:
                     self.token(request, time_s, keeps and (kept or step > 0))
         for request, q in zip(waiting, taken, strict=True):
             request.prefilled += q
+        first_s = end_s
+        if self.after_window and self.settings.concurrent:
+            contexts = [r.context + len(steps_end) for r in running] + [r.prompt for r in started]
+            rows = len(contexts)
+            alone = reference.forward(self.model, [1] * rows, contexts, rows, self.model.total_tpcs, None)
+            first_s = first_tokens_s(prefill_end, end_s, self.after_window_s + alone[1], self.tbt_slo_s)
         for request in started:
-            # A window's first tokens go out when it has closed.
-            self.token(request, end_s, True)
+            self.token(request, first_s, True)
         self.clock_s = end_s
         return started
 
