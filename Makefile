@@ -74,7 +74,15 @@ $(VENV)/.demo: $(VENV)/.sglang $(VENV)/.model pyproject.toml $(NATIVE)
 $(VENV)/other/sglang-0.5.23: $(VENV)/.created
 	$(PIP) --no-deps --target $@ sglang==0.5.23
 
-$(VENV)/.test: $(VENV)/.sglang $(VENV)/.model $(VENV)/other/sglang-0.5.23 pyproject.toml $(NATIVE)
+# Reports are opened in a browser, if there is one or it may be installed.
+$(VENV)/.browser: $(VENV)/.created
+	@for one in chromium chromium-browser google-chrome; do command -v $$one >/dev/null && exit 0; done; \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing Chromium for the tests" && \
+		apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null 2>&1; } || \
+		echo "no Chromium: the tests that open reports in a browser are left out"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.browser $(VENV)/.sglang $(VENV)/.model $(VENV)/other/sglang-0.5.23 pyproject.toml $(NATIVE)
 	$(PIP) --editable '.[demo,test]'
 	@touch $@
 
