@@ -151,7 +151,7 @@ def one(judged: Judged, at: np.ndarray) -> dict[str, float]:
     """The learner's errors over some samples, and its bound's."""
     upper, measured = judged.columns["upper"][at], judged.columns["measured"][at]
     return {
-        "samples": int(at.sum()),
+        "samples": len(measured),
         **errors(judged, "learner", at),
         "coverage": round(float((measured <= upper).mean()), 4),
         "width_pct": round(100.0 * float((upper / judged.columns["learner"][at] - 1.0).mean()), 1),

@@ -162,10 +162,10 @@ class Window:
         elif self._free:
             at = self._free.pop()
         else:
-            fullest = max(self._strata, key=lambda name: len(self._strata[name]))
-            at = self._strata[fullest].popleft()
-            if not self._strata[fullest]:
-                del self._strata[fullest]
+            fullest = max(self._strata.values(), key=len)
+            at = fullest.popleft()
+            if not fullest:
+                del self._strata[int(self._rows[at, _KEY])]
             stratum = self._strata.get(key)
         if stratum is None:
             stratum = self._strata[key] = deque()

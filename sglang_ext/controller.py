@@ -187,13 +187,12 @@ class Controller:
         return iteration
 
     def launched(self, iteration: Running) -> None:
-        """Every forward of this iteration has been launched; it is finished once their times are known."""
+        """Every forward of this iteration has been launched; :meth:`poll` finishes it once their times are known."""
         self.decisions[iteration.mode] += 1
         if self._metrics is not None:
             self._metrics.decided(iteration.mode, iteration.reason)
         if len(self._open) < _MAX_OPEN:
             self._open.append(iteration)
-        self.poll()
 
     def _finish(self, iteration: Running) -> None:
         self._iterations += 1

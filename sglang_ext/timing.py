@@ -19,7 +19,7 @@ class Span:
     ``launch_s`` is how long the host took to launch it; 0 where launching is running.
     """
 
-    __slots__ = ("_begin", "_begun_s", "_end", "end_s", "launch_s", "start_s")
+    __slots__ = ("_begin", "_begun_s", "_end", "_stopped", "end_s", "launch_s", "start_s")
 
     def __init__(self) -> None:
         self.launch_s = 0.0
@@ -28,6 +28,7 @@ class Span:
         self._begin: Any = None
         self._begun_s = 0.0
         self._end: Any = None
+        self._stopped = False
 
     @property
     def known(self) -> bool:
@@ -97,12 +98,14 @@ class EventClock:
     def stop(self, span: Span) -> None:
         span._end.record()
         span.launch_s += time.perf_counter()
+        span._stopped = True
 
     def drop(self, span: Span) -> None:
         self._open = deque(one for one in self._open if one is not span)
 
     def poll(self) -> None:
-        while self._open and self._open[0]._end.query():
+        # Another thread may be launching one; an event that was never recorded counts as ended.
+        while self._open and self._open[0]._stopped and self._open[0]._end.query():
             span = self._open.popleft()
             start_s = span._begun_s
             if self._previous is not None:

@@ -214,6 +214,7 @@ class ConfluxScheduler(Scheduler):
         iteration.learnable = result.delay_sample_func is None
         iteration.halves.append(Half(phase, self.controller.model.total_tpcs, q, c, rows, [self._span.last]))
         self.controller.launched(iteration)
+        self.controller.poll()
         self.waited_s, self.after_window = 0.0, False
         return result
 

@@ -168,6 +168,8 @@ class Windows:
         while lanes.serial and window.pending:
             window.accept_next()
         launched = self._prefill_launcher.launch(lambda: self._prefill(batch, decision.prefill_tpcs))
+        # The iterations before are finished while the device has something to do, not between two windows.
+        scheduler.controller.poll()
         if lanes.may_outlast and not lanes.serial:
             self._roll(window, batch, launched, Pace(self._expected_step_s(decision)), self._patience_s(batch, running))
         while window.pending:

@@ -60,6 +60,7 @@ def run(controller: Controller, *halves: Half, mode: str = "temporal", decision=
     iteration = controller.begin(decision, mode, "best", tbt_slo_s=0.1, running=4, waiting=2)
     iteration.halves += halves
     controller.launched(iteration)
+    controller.poll()
     return iteration
 
 
@@ -225,6 +226,7 @@ def test_the_learner_gets_what_can_be_learnt_from():
     iteration.learnable = False
     iteration.halves.append(Half("decode", 1, [1], [9], 1, [span(2.0, 2.1)]))
     controller.launched(iteration)
+    controller.poll()
     assert len(client.records) == 1
 
 
