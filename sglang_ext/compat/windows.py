@@ -126,7 +126,8 @@ class Windows:
         if decode.spans and iteration.known:
             left_s, last = span.end_s - decode.spans[-1].end_s, decode.spans[-1]
             self._step_s = last.end_s - last.start_s
-        scheduler.waited_s = max(left_s, 0.0)
+        # So long have some been without a token: decodes, or those that got their first one before the window closed.
+        scheduler.waited_s = max(left_s, window.first_tokens_waited_s, 0.0)
         controller.launched(iteration)
         return result
 
@@ -195,6 +196,8 @@ class Windows:
                 window.launch(1)
                 continue
             window.prefill_taken = True
+            if patience_s < math.inf:
+                window.first_tokens_at_s = time.perf_counter()
             if launched.exception() is None:
                 self._take(batch, launched.result()[0])
 

@@ -201,10 +201,11 @@ class Engine:
         ends_s = [begin_s + (at + 1) * step_s for at in range(steps)]
         end_s = max(begin_s + prefill_s, ends_s[-1])
         self._tokens(self._running, ends_s)
-        self._waited_s = end_s - ends_s[-1]
         alone = device.terms(np.ones(rows + ends), np.append(contexts, (new + cached)[:ends]), rows + ends, self._tpcs)
         next_s = self._host.after_window_s + float(device.predict(alone).upper_s[0])
-        return first_tokens_s(begin_s + prefill_s, end_s, next_s, self._tbt_slo_s), end_s
+        first_s = first_tokens_s(begin_s + prefill_s, end_s, next_s, self._tbt_slo_s)
+        self._waited_s = end_s - (min(ends_s[-1], first_s) if ends else ends_s[-1])
+        return first_s, end_s
 
     def _decode(self, most_steps: int = _MOST_STEPS) -> None:
         """Decode alone until somebody ends or arrives."""

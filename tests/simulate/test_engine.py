@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,9 @@ from learner import LatencyModel
 from learner.traces import TraceRequest
 from sglang_ext.config import MODES
 from sglang_ext.served import LoadResult
-from sglang_ext.simulate.engine import Engine
+from sglang_ext.simulate.engine import Engine, _Live
 from sglang_ext.simulate.host import HostTimes
-from sglang_ext.simulate.systems import system
+from sglang_ext.simulate.systems import Step, system
 from tests.learner.test_latency import H200, LARGE
 from tests.learner.worlds import iteration, stream
 
@@ -86,6 +87,19 @@ def test_stock_stalls_decodes_for_a_prefill_and_a_target_does_not() -> None:
         assert max(held.requests[0].gaps_s) <= 0.03
         assert held.requests[-1].ttft_s < 3.0 * stock.requests[-1].ttft_s
     assert all(share == 1.0 for *_, share in serve(trace, "conflux-chunked", 0.03)[1].shares)
+
+
+def test_who_got_its_first_token_before_the_window_closed_has_waited_since() -> None:
+    engine = Engine(system("conflux-spatial", MODEL, 2.0), MODEL, tbt_slo_s=0.1)
+    engine._running = [_Live(0, TraceRequest(0.0, 6000, 90), 0.0, left=90) for _ in range(32)]
+    step = Step(256, 4, window=True, prefill_tpcs=50, decode_tpcs=16)
+    contexts, one = np.full(32, 6000), np.array([256])
+    first_s, end_s = engine._window(step, 1.0, contexts, one, 0 * one, ends=1)
+    assert 1.0 < first_s < end_s
+    assert engine._waited_s == pytest.approx(end_s - first_s)
+    # Nobody waits for anything where the prompt goes on.
+    engine._window(step, 1.0, contexts, one, 0 * one, ends=0)
+    assert engine._waited_s == 0.0
 
 
 def test_a_shared_prefix_is_not_computed_again() -> None:
