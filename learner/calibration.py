@@ -82,9 +82,9 @@ class Calibration:
         self._plain_error += share * (abs(published) - self._plain_error)
         self._nearby_error += share * (abs(published - nearby) - self._nearby_error)
 
-    def add(self, columns: FloatArray, contention: FloatArray, sample: tuple[float, float, int, float, int]) -> None:
-        """Remember a sample; see :meth:`learner.window.Window.add`."""
-        self._recent.add(columns, contention, *sample)
+    def add(self, row: FloatArray) -> None:
+        """Remember a sample as another window stored it; see :meth:`learner.window.Window.add`."""
+        self._recent.add_row(row)
 
     def launched(self, launch_s: float) -> None:
         """Take note of how long launching a forward kept the host."""

@@ -25,7 +25,7 @@ from learner.columns import PHASES, TERMS
 from learner.contention import CONTENTION_TERMS
 from learner.device import DeviceProfile
 from learner.fitting import fit_correction, fit_terms, logs_of, ratio_bounds, weighted_quantile
-from learner.latency import LatencyModel, Prediction, Terms
+from learner.latency import LatencyModel, Terms
 from learner.levels import level
 from learner.nearby import points_of
 from learner.prior import Prior
@@ -272,13 +272,8 @@ class OnlineEstimator:
 
     def _learn(self, steps: _Steps) -> None:
         terms, model = steps.terms, self._model
-        columns = terms.matrix.T
-        contention = None if steps.beside is None else model.contention_columns(terms, steps.beside, steps.share)
-        groups = model.group(columns, contention).tolist()
-        base, correction = model.parts(columns, contention)
-        near = model.nearby_shift(columns, np.array(groups))
-        level_s = model.mean_s(columns, contention, terms.roofline_s, np.array(groups), nearby=False)
-        predicted: Prediction = model.predict(terms, steps.beside, steps.share)
+        said = model.explain(terms, steps.beside, steps.share)
+        contention, groups, predicted = said.contention, said.group.tolist(), said.prediction
         for at, sample in enumerate(steps.samples):
             measured, roofline = sample.measured_s, float(terms.roofline_s[at])
             if not (0.0 < measured <= MAX_STEP_S and MIN_RATIO * roofline <= measured <= MAX_RATIO * roofline):
@@ -293,17 +288,16 @@ class OnlineEstimator:
                 continue
             if model.version:
                 calibration.judge(
-                    math.log(measured / max(float(base[at]), 1e-9)),
-                    0.0 if correction is None else float(correction[at]),
-                    math.log(measured / float(level_s[at])),
-                    0.0 if near is None else float(near[at]),
+                    math.log(measured / max(float(said.base_s[at]), 1e-9)),
+                    0.0 if said.correction is None else float(said.correction[at]),
+                    math.log(measured / float(said.level_s[at])),
+                    0.0 if said.nearby is None else float(said.nearby[at]),
                     abs(float(predicted.mean_s[at]) / measured - 1.0),
                     measured > float(predicted.upper_s[at]),
                 )
             beside = np.zeros(CONTENTION_TERMS) if contention is None else contention[:, at]
             stored = (roofline, measured, group, float(terms.tpcs[at]), self.accepted)
-            self._window.add(columns[:, at], beside, *stored)
-            calibration.add(columns[:, at], beside, stored)
+            calibration.add(self._window.add(said.columns[:, at], beside, *stored))
             self.accepted += 1
             if model.version and calibration.drifted(self.accepted):
                 self._drifted = True

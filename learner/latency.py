@@ -63,6 +63,19 @@ class Prediction(NamedTuple):
     roofline_s: FloatArray  # [m]
 
 
+class Explained(NamedTuple):
+    """A prediction of m forwards and what it is made of, for who learns from their times; arrays are [m]."""
+
+    columns: FloatArray  # [len(COLUMNS), m]
+    contention: FloatArray | None  # [CONTENTION_TERMS, m], None alone
+    group: npt.NDArray[np.intp]
+    base_s: FloatArray  # the physical terms
+    correction: FloatArray | None  # log factor by batch composition, not yet weighed; None if there is none
+    nearby: FloatArray | None  # log factor by the newest like forwards, not yet weighed, likewise
+    level_s: FloatArray  # the mean without what was nearby
+    prediction: Prediction
+
+
 class LatencyModel:
     """Predicts forwards of one model on one device. Immutable; a new snapshot makes a new model.
 
@@ -87,6 +100,7 @@ class LatencyModel:
         self._correction = Correction(numbers.correction)
         # Its residuals are weighed already.
         self._nearby = Nearby(numbers.nearby, numbers.nearby_weight)
+        self._nearby_weight = np.array(numbers.nearby_weight)
         self._sizes = Sizes(numbers.sizes, numbers.size_shift)
         self._looks_nearby = any(numbers.nearby_weight) and len(self._nearby) > 0
         self._group_factors = np.array(
@@ -142,10 +156,33 @@ class LatencyModel:
 
         None: alone. Where either row is empty it is as if alone.
         """
+        columns, contention, group = self._placed(terms, beside, share)
+        mean = self.mean_s(columns, contention, terms.roofline_s, group, nearby=True)
+        return self._bound(terms, group, mean)
+
+    def explain(self, terms: Terms, beside: Terms | None = None, share: npt.ArrayLike | None = None) -> Explained:
+        """The same as :meth:`predict`, with what it is made of."""
+        columns, contention, group = self._placed(terms, beside, share)
+        base, correction = self.parts(columns, contention)
+        shift = self.size_shift(columns, group) if len(self._sizes) else np.zeros(len(terms))
+        level = self._bounded_s(base, correction, shift.copy(), terms.roofline_s, group)
+        near, mean = None, level
+        if len(self._nearby):
+            near = self._unweighed_nearby.shift(columns[LOG_COLUMNS], group)
+            shift += near * self._nearby_weight.take(group)
+            mean = self._bounded_s(base, correction, shift, terms.roofline_s, group)
+        prediction = self._bound(terms, group, mean)
+        return Explained(columns, contention, group, base, correction, near, level, prediction)
+
+    def _placed(
+        self, terms: Terms, beside: Terms | None, share: npt.ArrayLike | None
+    ) -> tuple[FloatArray, FloatArray | None, npt.NDArray[np.intp]]:
+        """Columns, contention columns and groups of forwards."""
         columns = terms.matrix.T
         contention = None if beside is None else self.contention_columns(terms, beside, share)
-        group = self.group(columns, contention)
-        mean = self.mean_s(columns, contention, terms.roofline_s, group, nearby=True)
+        return columns, contention, self.group(columns, contention)
+
+    def _bound(self, terms: Terms, group: npt.NDArray[np.intp], mean: FloatArray) -> Prediction:
         upper = mean * self._group_factors[_MARGIN].take(group)
         least = terms.roofline_s * self._group_factors[_LEAST_UPPER].take(group)
         return Prediction(mean, np.maximum(upper, least, out=upper), terms.roofline_s)
@@ -239,10 +276,6 @@ class LatencyModel:
     def size_shift(self, columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
         """Log factor by exact size, [m]."""
         return self._sizes.shift(sizes_of(columns, group))
-
-    def nearby_shift(self, columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray | None:
-        """Log factor by the newest like forwards, [m], not yet weighed; None if the snapshot holds none."""
-        return self._unweighed_nearby.shift(columns[LOG_COLUMNS], group) if len(self._nearby) else None
 
     @cached_property
     def _unweighed_nearby(self) -> Nearby:

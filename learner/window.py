@@ -102,13 +102,15 @@ class Window:
         group: int,
         tpcs: float,
         serial: int,
-    ) -> None:
-        """Store one sample: ``columns`` [len(COLUMNS)], ``contention`` [CONTENTION_TERMS]."""
+    ) -> FloatArray:
+        """Store one sample: ``columns`` [len(COLUMNS)], ``contention`` [CONTENTION_TERMS]; returns it as it is stored,
+        for :meth:`add_row` of another window."""
         row = np.empty(_WIDTH)
         row[: len(COLUMNS)] = columns
         row[_CONTENTION] = contention
         row[_ROOFLINE:] = roofline_s, measured_s, group, serial, self._stratum(columns, group, tpcs)
-        self._store(row)
+        self.add_row(row)
+        return row
 
     def batch(self) -> Batch:
         """All samples, oldest first."""
@@ -139,7 +141,7 @@ class Window:
         self._free = list(range(self._rows.shape[0] - 1, -1, -1))
         self._strata = {}
         for row in rows:
-            self._store(row)
+            self.add_row(row)
 
     def _ordered(self) -> FloatArray:
         used = np.fromiter((at for stratum in self._strata.values() for at in stratum), dtype=np.intp)
@@ -147,15 +149,17 @@ class Window:
         return rows[np.argsort(rows[:, _SERIAL], kind="stable")]
 
     def _stratum(self, columns: FloatArray, group: int, tpcs: float) -> int:
-        if not self._stratified:
-            return 0
         key = group
         for column in (_LOG_PREFILL_TOKENS, _LOG_PREFILL_CONTEXT, _LOG_DECODE_ROWS, _LOG_DECODE_CONTEXT):
             key = (key << 6) | int(columns[column])
         return (key << 6) | int(tpcs) // self._tpcs_per_bucket
 
-    def _store(self, row: FloatArray) -> None:
-        key = int(row[_KEY])
+    def _key(self, row: FloatArray) -> int:
+        return int(row[_KEY]) if self._stratified else 0
+
+    def add_row(self, row: FloatArray) -> None:
+        """Store a sample that another window of this device has."""
+        key = self._key(row)
         stratum = self._strata.get(key)
         if stratum is not None and len(stratum) >= self._stratum_capacity:
             at = stratum.popleft()
@@ -165,7 +169,7 @@ class Window:
             fullest = max(self._strata.values(), key=len)
             at = fullest.popleft()
             if not fullest:
-                del self._strata[int(self._rows[at, _KEY])]
+                del self._strata[self._key(self._rows[at])]
             stratum = self._strata.get(key)
         if stratum is None:
             stratum = self._strata[key] = deque()
