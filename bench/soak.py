@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.exactness import ARGS, TIE, Work, margins, partings
 from bench.machine_facts import machine_facts
-from bench.model import demo_model
+from bench.model import demo_model, for_ranks
 from bench.server import ServerProcess
 from bench.switched import conflux_state, set_mode, settle
 
@@ -34,15 +34,17 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seconds", type=float, default=360.0)
     parser.add_argument("--model", type=Path, help="folder of a trained model (default: SmolLM2-135M)")
+    parser.add_argument("--tp", type=int, default=1, help="ranks; with more, CONFLUX_TESTING=ranks has to be set")
     parser.add_argument("--tbt-slo-ms", type=float, default=10.0)
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "soak")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[])
     given = parser.parse_args()
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    model = given.model or demo_model()
+    model = for_ranks(given.model or demo_model(), given.tp)
     work = Work(model)
     args = ["--model-path", str(model), *ARGS, "--max-total-tokens", str(POOL), "--schedule-conservativeness", "0.1"]
     args += ["--backend", "conflux", "--conflux-state-dir", str(given.logs / "state"), *given.server_args]
+    args += ["--tp", str(given.tp)]
     with ServerProcess(args, log=given.logs / "soak.log", cwd=ROOT, startup_timeout_s=300.0) as server:
         # The model's own ends of sequence count here.
         expected = asyncio.run(Soak(work, server.url, streams=FEW_STREAMS).ask_each())
