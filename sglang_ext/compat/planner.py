@@ -96,6 +96,7 @@ class Planner:
             page_size=page,
             waited_s=scheduler.waited_s,
             eager_launch_s=scheduler.windows.eager_launch_s,
+            after_window=scheduler.after_window,
             **controller.host_time.overheads(scheduler.after_window)._asdict(),
         )
 

@@ -221,17 +221,20 @@ class Windows:
             time.sleep(_LOOK_EVERY_S)
 
     def _patience_s(self, batch: ScheduleBatch, running: ScheduleBatch) -> float:
-        """How long before the window's end a prefill's first tokens may go out: their second ones, which come behind
-        it, have to keep τ."""
-        controller, chunked = self._scheduler.controller, self._scheduler.chunked_req
+        """How long before the window's end a prefill's first tokens may go out; see
+        :func:`sglang_ext.policy.gaps.first_tokens_s`."""
+        scheduler = self._scheduler
+        controller, chunked = scheduler.controller, scheduler.chunked_req
         goes_on = [req for req in batch.reqs if req is not chunked and batches.remaining_tokens([req]) > 1]
         if not goes_on:
             return math.inf
+        if chunked is not None or scheduler.waiting_queue:
+            return 0.0
         model, rows = controller.model, len(running.reqs) + len(goes_on)
         context = [*running.seq_lens_cpu.tolist(), *(len(req.origin_input_ids) for req in goes_on)]
         alone = model.predict(model.terms([1] * rows, context, rows, model.total_tpcs))
         next_s = controller.host_time.overheads(after_window=True).after_window_s + float(alone.upper_s[0])
-        return -first_tokens_s(-math.inf, 0.0, next_s, min(req.conflux.tbt_slo_s for req in goes_on))
+        return -first_tokens_s(-math.inf, 0.0, next_s, min(req.conflux.tbt_slo_s for req in goes_on), more=False)
 
     def _take(self, batch: ScheduleBatch, result: Any) -> None:
         """Hand out the prefill's first tokens although decode steps still run."""

@@ -14,6 +14,7 @@ QUEUED = 2
 """By so many decode steps, and as many as were planned, a window may go on while its prefill does."""
 
 LEAD_S, LEAD = 3e-3, 0.05
+PATIENCE = 0.9
 
 
 def mixed_gap_s(upper_s: float, overhead_s: float, period_s: float) -> float:
@@ -70,10 +71,16 @@ def lead_s(step_s: float) -> float:
     return LEAD_S + LEAD * step_s
 
 
-def first_tokens_s(prefill_end_s: float, end_s: float, next_s: float, tbt_slo_s: float) -> float:
-    """When the first tokens of a window's prefill go out: when they are known, or so much later that the second ones,
-    which come ``next_s`` after the window's end at ``end_s``, keep τ; no later than the window's end."""
-    return max(prefill_end_s, min(end_s, end_s + next_s - tbt_slo_s))
+def first_tokens_s(prefill_end_s: float, end_s: float, next_s: float, tbt_slo_s: float, more: bool) -> float:
+    """When the first tokens of a window's prefill go out, no later than the window's end at ``end_s``.
+
+    With ``more`` prefill to come that is then: who has been waiting for a second token leaves the next iteration less
+    time. Else it is when they are known, or so much later that the second ones, which come ``next_s`` after the end,
+    keep τ with a tenth to spare.
+    """
+    if more:
+        return max(prefill_end_s, end_s)
+    return max(prefill_end_s, min(end_s, end_s + next_s - PATIENCE * tbt_slo_s))
 
 
 def turn_gaps(

@@ -79,7 +79,7 @@ class Situation:
 
     ``waited_s`` is how long the decodes' last tokens will have waited when this iteration starts, beyond that overhead:
     what was left of the previous window after its last decode step (:attr:`Decision.left_s`, or as measured), 0 after
-    any other iteration.
+    any other iteration. ``after_window``: the previous iteration was one.
     """
 
     decode_context: IntArray
@@ -95,6 +95,7 @@ class Situation:
     after_window_s: float = 0.0
     host_period_s: float = 0.0
     eager_launch_s: float = 0.0
+    after_window: bool = False
 
 
 @dataclass(frozen=True, slots=True)

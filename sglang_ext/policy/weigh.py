@@ -91,8 +91,8 @@ class Weighing:
         """Smaller mixed batches, where the whole one breaks τ.
 
         The largest that keeps τ or, if even the least breaks it, that one, and the largest that comes close to it; and
-        if the decodes have waited, decode alone. Where no chunk can reach ``rival_rate`` (tokens per second, of another
-        feasible plan) the largest is not looked for closely.
+        if the decodes have waited, or the host takes its time because a window has ended, decode alone. Where no chunk
+        can reach ``rival_rate`` (tokens per second, of another feasible plan) the largest is not looked for closely.
         """
         found = []
         mixed = self._ask().mixed
@@ -115,7 +115,7 @@ class Weighing:
             if least_s > limit_s:
                 found.append(self._mixed_plan(CHUNKED, mixed.at(0)))
             found.append(self._mixed_plan(CHUNKED, chunk))
-        if self.situation.waited_s > 0:
+        if self.situation.waited_s > 0 or self.situation.after_window:
             found.append(self._mixed_plan(TEMPORAL, self._ask().decode_alone))
         return found
 

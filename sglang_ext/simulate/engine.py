@@ -144,6 +144,7 @@ class Engine:
             waited_s=self._waited_s,
             drain_s=0.0 if self._after_window else host.drain_s,
             after_window_s=host.after_window_s,
+            after_window=self._after_window,
         )
 
     def _contexts(self) -> IntArray:
@@ -203,7 +204,8 @@ class Engine:
         self._tokens(self._running, ends_s)
         alone = device.terms(np.ones(rows + ends), np.append(contexts, (new + cached)[:ends]), rows + ends, self._tpcs)
         next_s = self._host.after_window_s + float(device.predict(alone).upper_s[0])
-        first_s = first_tokens_s(begin_s + prefill_s, end_s, next_s, self._tbt_slo_s)
+        more = bool(self._waiting) or len(new) > ends
+        first_s = first_tokens_s(begin_s + prefill_s, end_s, next_s, self._tbt_slo_s, more)
         self._waited_s = end_s - (min(ends_s[-1], first_s) if ends else ends_s[-1])
         return first_s, end_s
 

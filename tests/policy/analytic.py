@@ -135,4 +135,5 @@ def situations(draw: st.DrawFn, most_decodes: int = 6, most_waiting: int = 5, to
         after_window_s=draw(st.sampled_from([0.0, 1e-3, 5e-3])),
         host_period_s=draw(st.sampled_from([0.0, 0.0, 5e-3, 3e-2])),
         waited_s=draw(st.sampled_from([0.0, 0.0, 2e-3, 2e-2])),
+        after_window=draw(st.booleans()),
     )

@@ -93,6 +93,7 @@ class Simulator:
             drain_s=0.0 if self.after_window else self.drain_s,
             after_window_s=self.after_window_s,
             host_period_s=self.host_period_s,
+            after_window=self.after_window,
             waited_s=max((self.clock_s - r.last_s for r in running), default=0.0),
         )
 
@@ -134,7 +135,8 @@ class Simulator:
             contexts = [r.context + len(steps_end) for r in running] + [r.prompt for r in started]
             rows = len(contexts)
             alone = reference.forward(self.model, [1] * rows, contexts, rows, self.model.total_tpcs, None)
-            first_s = first_tokens_s(prefill_end, end_s, self.after_window_s + alone[1], self.tbt_slo_s)
+            more = len(waiting) > len(started)
+            first_s = first_tokens_s(prefill_end, end_s, self.after_window_s + alone[1], self.tbt_slo_s, more)
         for request in started:
             self.token(request, first_s, True)
         self.clock_s = end_s

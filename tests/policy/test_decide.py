@@ -73,7 +73,7 @@ def test_no_decision_is_impossible(s: Situation, chosen: Settings, model: Analyt
             assert d.look_ahead_steps == (1 if len(s.decode_context) else 0)
             assert d.left_s == 0
         if not d.prefill_tokens and reference.largest_budget(s) and len(s.decode_context):
-            assert s.waited_s > 0
+            assert s.waited_s > 0 or s.after_window
         if d.reason == "explore":
             assert chosen.mode == "auto"
             assert chosen.concurrent
@@ -108,7 +108,7 @@ def test_auto_is_the_best_of_all_plans(s: Situation, model: Analytic, concurrent
         assert (d.mode, d.reason, d.prefill_tokens) == ("temporal", "fits", most)
         return
     plans = [chunks[-1]] if chunks else []
-    if s.waited_s > 0:
+    if s.waited_s > 0 or s.after_window:
         plans.append(reference.mixed(s, model, 0, "temporal"))
     windows = reference.all_windows(s, chosen, model, ("spatial", "reserved")) if concurrent else []
     feasible = [plan for plan in plans if plan.keeps(tau)] + reference.best_of_divisions(windows, tau)
