@@ -33,7 +33,7 @@ from learner.snapshot import GROUP_NAMES
 from learner.window import Window
 
 JUDGED_FROM = 200
-_MEDIAN_OF = 64
+MEDIAN_OF = 64
 
 
 class Steps:
@@ -76,7 +76,7 @@ def online(header: Header, iterations: list[Iteration], steps: Steps) -> np.ndar
 
 def calibrated(header: Header, iterations: list[Iteration], steps: Steps) -> np.ndarray:
     """Roofline times the median of the last measured / roofline of its group."""
-    ratios: dict[int, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=_MEDIAN_OF))
+    ratios: dict[int, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=MEDIAN_OF))
     found = np.empty(len(steps))
     for at, group in enumerate(steps.group):
         found[at] = steps.roofline_s[at] * np.median(ratios[group])

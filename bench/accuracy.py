@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.ablations import JUDGED_FROM
+from bench.ablations import JUDGED_FROM, MEDIAN_OF
 from bench.machine_facts import machine_facts
 from bench.prior import HELD_BACK, on_other_curves, other_curves
 from learner.columns import PHASES
@@ -40,7 +40,6 @@ RESULTS = Path(__file__).resolve().parent / "results"
 LEFT_OUT = ("h200-qwen3-8b-auto.jsonl.gz", "h200-qwen3-8b-spatial.jsonl.gz")
 STEP_CHANGE = "h200-qwen3-8b-interference.jsonl.gz"
 COVERED_IN, AFTER_CHANGE = 1000, (100, 200, 300, 500, 1000, 2000)
-_MEDIAN_OF = 64
 _COLUMNS = ("measured", "learner", "upper", "roofline", "calibrated", "persistence", "group")
 
 
@@ -71,7 +70,7 @@ class Judged:
     def __init__(self, header: Header, iterations: Iterable[Iteration]) -> None:
         self._learner = OnlineEstimator(header.model, header.device, prior=shipped_prior(header.device))
         self._persistence = Persistence()
-        self._ratios: dict[int, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=_MEDIAN_OF))
+        self._ratios: dict[int, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=MEDIAN_OF))
         self.host_bound, self.modes, self.regimes = 0, [], set[tuple[Any, ...]]()
         rows = []
         for iteration in iterations:

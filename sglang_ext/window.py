@@ -79,7 +79,6 @@ class Window:
         self.accepted = 0
         self.prefill_taken = False
         self.first_tokens_at_s: float | None = None  # of those that go on decoding
-        self.first_tokens_waited_s = 0.0
         self.discarded_tokens = 0
         self.returned_slots = 0
         self.error: Exception | None = None
@@ -158,8 +157,6 @@ class Window:
 
     def close(self) -> None:
         """Free what finished requests did not need, and what no step was launched for."""
-        if self.first_tokens_at_s is not None:
-            self.first_tokens_waited_s = time.perf_counter() - self.first_tokens_at_s
         for index, request in enumerate(self._requests):
             if not request.finished():
                 self._give_back(index, self.launched)

@@ -21,7 +21,7 @@ from sglang_ext.host_time import Varying
 from sglang_ext.iteration import Half
 from sglang_ext.lanes import OneLane
 from sglang_ext.launch import make_launchers
-from sglang_ext.policy.gaps import QUEUED, first_tokens_s, lead_s
+from sglang_ext.policy.gaps import MORE_STEPS, first_tokens_s, lead_s
 from sglang_ext.window import Pace, Window, WindowStats
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Windows:
         wanted, most = plan.decision.look_ahead_steps, scheduler.planner.most_steps(running)
         steps = min(wanted, most)
         # Where a prefill outlasts its prediction, decode goes on beside it.
-        spare = min(most - steps, steps + QUEUED) if scheduler.lanes.may_outlast else 0
+        spare = min(most - steps, steps + MORE_STEPS) if scheduler.lanes.may_outlast else 0
         lengths, page = running.seq_lens_cpu, scheduler.page_size
         while steps and not kv.make_room(scheduler, kv.look_ahead_slots(lengths, steps + spare, page)):
             steps, spare = (steps, 0) if spare else (0, 0)
@@ -127,7 +127,8 @@ class Windows:
             left_s, last = span.end_s - decode.spans[-1].end_s, decode.spans[-1]
             self._step_s = last.end_s - last.start_s
         # So long have some been without a token: decodes, or those that got their first one before the window closed.
-        scheduler.waited_s = max(left_s, window.first_tokens_waited_s, 0.0)
+        since_s = time.perf_counter() - window.first_tokens_at_s if window.first_tokens_at_s is not None else 0.0
+        scheduler.waited_s = max(left_s, since_s, 0.0)
         controller.launched(iteration)
         return result
 
@@ -234,7 +235,7 @@ class Windows:
         context = [*running.seq_lens_cpu.tolist(), *(len(req.origin_input_ids) for req in goes_on)]
         alone = model.predict(model.terms([1] * rows, context, rows, model.total_tpcs))
         next_s = controller.host_time.overheads(after_window=True).after_window_s + float(alone.upper_s[0])
-        return -first_tokens_s(-math.inf, 0.0, next_s, min(req.conflux.tbt_slo_s for req in goes_on), more=False)
+        return -first_tokens_s(-math.inf, 0.0, next_s, min(req.conflux.tbt_slo_s for req in goes_on))
 
     def _take(self, batch: ScheduleBatch, result: Any) -> None:
         """Hand out the prefill's first tokens although decode steps still run."""

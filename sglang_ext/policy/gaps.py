@@ -10,7 +10,7 @@ from numpy import add, maximum, minimum, multiply, subtract
 
 from sglang_ext.policy.types import FloatArray
 
-QUEUED = 2
+MORE_STEPS = 2
 """By so many decode steps, and as many as were planned, a window may go on while its prefill does."""
 
 LEAD_S, LEAD = 3e-3, 0.05
@@ -56,9 +56,9 @@ def window_gaps(
 
 
 def reach(steps: FloatArray, most_steps: int, reached: FloatArray) -> None:
-    """Fill ``reached`` with the most steps that a window of k can make: its own, as many spare ones, those queued."""
+    """Fill ``reached`` with the most steps that a window of k can make: its own, as many spare ones, and MORE_STEPS."""
     multiply(steps, 2.0, reached)
-    add(reached, QUEUED, reached)
+    add(reached, MORE_STEPS, reached)
     minimum(reached, most_steps, out=reached)
 
 
@@ -71,15 +71,13 @@ def lead_s(step_s: float) -> float:
     return LEAD_S + LEAD * step_s
 
 
-def first_tokens_s(prefill_end_s: float, end_s: float, next_s: float, tbt_slo_s: float, more: bool) -> float:
-    """When the first tokens of a window's prefill go out, no later than the window's end at ``end_s``.
+def first_tokens_s(prefill_end_s: float, end_s: float, next_s: float, tbt_slo_s: float) -> float:
+    """When the first tokens of a window's prefill go out if no more prefill waits: when they are known, or so much
+    later that the second ones, which come ``next_s`` after the window's end at ``end_s``, keep τ with a tenth to spare.
 
-    With ``more`` prefill to come that is then: who has been waiting for a second token leaves the next iteration less
-    time. Else it is when they are known, or so much later that the second ones, which come ``next_s`` after the end,
-    keep τ with a tenth to spare.
+    With more prefill to come it is the window's end: who has been waiting for a second token leaves the next iteration
+    less time.
     """
-    if more:
-        return max(prefill_end_s, end_s)
     return max(prefill_end_s, min(end_s, end_s + next_s - PATIENCE * tbt_slo_s))
 
 

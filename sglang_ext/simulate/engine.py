@@ -11,7 +11,7 @@ import numpy as np
 
 from learner.latency import LatencyModel
 from learner.traces import TraceRequest
-from sglang_ext.policy.gaps import QUEUED, first_tokens_s, lead_s
+from sglang_ext.policy.gaps import MORE_STEPS, first_tokens_s, lead_s
 from sglang_ext.policy.types import IntArray, Situation
 from sglang_ext.served import LoadResult, RequestResult
 from sglang_ext.simulate.cache import Cache
@@ -197,15 +197,17 @@ class Engine:
             float(device.predict(prefill, decode).mean_s[0]),
         )
         # One is launched shortly before the last one ends, as long as the prefill runs.
-        most = min(2 * step.steps + QUEUED, min(live.left for live in self._running), LOOK_AHEAD)
+        most = min(2 * step.steps + MORE_STEPS, min(live.left for live in self._running), LOOK_AHEAD)
         steps = max(1, min(ceil((prefill_s + lead_s(step_s)) / step_s), most))
         ends_s = [begin_s + (at + 1) * step_s for at in range(steps)]
         end_s = max(begin_s + prefill_s, ends_s[-1])
         self._tokens(self._running, ends_s)
-        alone = device.terms(np.ones(rows + ends), np.append(contexts, (new + cached)[:ends]), rows + ends, self._tpcs)
-        next_s = self._host.after_window_s + float(device.predict(alone).upper_s[0])
-        more = bool(self._waiting) or len(new) > ends
-        first_s = first_tokens_s(begin_s + prefill_s, end_s, next_s, self._tbt_slo_s, more)
+        first_s = end_s
+        if ends == len(new) and not self._waiting:
+            contexts, rows = np.append(contexts, new + cached), rows + ends
+            alone = device.predict(device.terms(np.ones(rows), contexts, rows, self._tpcs))
+            next_s = self._host.after_window_s + float(alone.upper_s[0])
+            first_s = first_tokens_s(begin_s + prefill_s, end_s, next_s, self._tbt_slo_s)
         self._waited_s = end_s - (min(ends_s[-1], first_s) if ends else ends_s[-1])
         return first_s, end_s
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
-from sglang_ext.policy.gaps import QUEUED, first_tokens_s, lead_s
+from sglang_ext.policy.gaps import MORE_STEPS, first_tokens_s, lead_s
 from sglang_ext.policy.types import Decision, Settings, Situation
 from tests.policy import reference
 
@@ -118,7 +118,7 @@ class Simulator:
             prefill_s = self.takes(prefill, decode if concurrent else None)
             if concurrent:
                 # While the prefill runs one step is launched shortly before the last one ends, as far as there is room.
-                room = min(2 * steps + QUEUED, self.settings.max_look_ahead, 8)
+                room = min(2 * steps + MORE_STEPS, self.settings.max_look_ahead, 8)
                 steps = max(1, min(math.ceil((prefill_s + lead_s(step_s)) / step_s), room))
             steps_end = [begin_s + (j + 1) * step_s for j in range(steps)]
             prefill_end = prefill_s + (begin_s if concurrent else steps_end[-1])
@@ -131,12 +131,11 @@ class Simulator:
         for request, q in zip(waiting, taken, strict=True):
             request.prefilled += q
         first_s = end_s
-        if self.after_window and self.settings.concurrent:
+        if self.after_window and self.settings.concurrent and len(waiting) == len(started):
             contexts = [r.context + len(steps_end) for r in running] + [r.prompt for r in started]
             rows = len(contexts)
             alone = reference.forward(self.model, [1] * rows, contexts, rows, self.model.total_tpcs, None)
-            more = len(waiting) > len(started)
-            first_s = first_tokens_s(prefill_end, end_s, self.after_window_s + alone[1], self.tbt_slo_s, more)
+            first_s = first_tokens_s(prefill_end, end_s, self.after_window_s + alone[1], self.tbt_slo_s)
         for request in started:
             self.token(request, first_s, True)
         self.clock_s = end_s
