@@ -10,7 +10,7 @@ from __future__ import annotations
 from sglang_ext.policy.explore import Explorer
 from sglang_ext.policy.gaps import within
 from sglang_ext.policy.prefill import offer
-from sglang_ext.policy.table import best_rate, choose, decision
+from sglang_ext.policy.table import best_rival, choose, decision
 from sglang_ext.policy.types import (
     CHUNKED,
     NO_PLANS,
@@ -66,7 +66,7 @@ def _auto(weighing: Weighing, explorer: Explorer | None) -> Decision:
     if whole.feasible and turn is None:
         return _decided(whole, "fits")
     windows = weighing.window_plans() if share and not weighing.windows_lose() else NO_PLANS
-    cut = [] if whole.feasible else weighing.cut_plans(best_rate(windows))
+    cut = [] if whole.feasible else weighing.cut_plans(best_rival(windows))
     table = CandidateTable(windows, [whole], cut)
     index, reason = (0, "fits") if whole.feasible else choose(table)
     other = turn.pick(table, index, weighing.situation.tbt_slo_s) if turn is not None else None

@@ -48,6 +48,16 @@ class Offer(NamedTuple):
         taken: list[int] = self.new[:whole].tolist()
         return sum(taken) + budget - self.starts[whole]
 
+    def after(self, budget: int) -> Offer:
+        """What is left when a budget below the most has been used."""
+        whole = self.prompts(budget)
+        part = budget - self.starts[whole]
+        new, cached = self.new[whole:].copy(), self.cached[whole:].copy()
+        new[0] -= part
+        cached[0] += part
+        starts = [0, *(start - budget for start in self.starts[whole + 1 :])]
+        return Offer(new, cached, np.array(starts, dtype=np.int64), starts, self.most - budget, self.page)
+
 
 def offer(situation: Situation) -> Offer:
     """Cut the queue to what the situation's budget can reach."""

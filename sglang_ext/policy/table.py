@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from sglang_ext.policy.types import MODES, CandidateTable, Decision, FloatArray
 
@@ -14,10 +15,21 @@ SAME = 0.1
 with pages of one token a prefill would otherwise crawl along by a token an iteration."""
 
 
-def best_rate(columns: FloatArray) -> float:
-    """The highest rate of the feasible among some plans [13, m]; 0 if there is none."""
+class Rival(NamedTuple):
+    """What others have to beat."""
+
+    tokens_per_s: float
+    prefill_tokens: int
+
+
+NO_RIVAL = Rival(0.0, 0)
+
+
+def best_rival(columns: FloatArray) -> Rival:
+    """The feasible plan of the highest rate among some [13, m]."""
     rates = columns[RATE] * columns[FEASIBLE]
-    return float(rates[rates.argmax()]) if rates.size else 0.0
+    best = int(rates.argmax()) if rates.size else 0
+    return Rival(float(rates[best]), int(columns[PREFILL_TOKENS, best])) if rates.any() else NO_RIVAL
 
 
 def choose(table: CandidateTable) -> tuple[int, str]:

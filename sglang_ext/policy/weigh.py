@@ -10,7 +10,7 @@ from sglang_ext.policy.gaps import mixed_gap_s, within
 from sglang_ext.policy.layout import Layout, lay_out, levels_on_offer
 from sglang_ext.policy.pace import prefill_s
 from sglang_ext.policy.prefill import Offer
-from sglang_ext.policy.table import SAME
+from sglang_ext.policy.table import NO_RIVAL, SAME, Rival
 from sglang_ext.policy.types import CHUNKED, RESERVED, SPATIAL, TEMPORAL, FloatArray, Model, Plan, Settings, Situation
 from sglang_ext.policy.windows import DUET_SHARES, SHARES, best_windows, duet_windows, prefill_sizes
 
@@ -36,7 +36,7 @@ class Weighing:
 
     def __init__(self, situation: Situation, settings: Settings, model: Model, offered: Offer) -> None:
         self.situation, self.settings = situation, settings
-        self._offered, self._tpcs = offered, model.total_tpcs
+        self._offered, self._tpcs, self._model = offered, model.total_tpcs, model
         self._forwards = Forwards(situation, offered, model, settings.graph_tokens)
         self._least = least_budget(offered, settings.least_chunk)
         self._fitting = fitting_budgets(settings.graph_tokens, self._forwards.decodes, offered.page)
@@ -87,12 +87,13 @@ class Weighing:
         """The mixed batch of the whole offer."""
         return self._mixed_plan(mode, self.whole)
 
-    def cut_plans(self, rival_rate: float = 0.0) -> list[Plan]:
+    def cut_plans(self, rival: Rival = NO_RIVAL) -> list[Plan]:
         """Smaller mixed batches, where the whole one breaks τ.
 
         The largest that keeps τ or, if even the least breaks it, that one, and the largest that comes close to it; and
         if the decodes have waited, or the host takes its time because a window has ended, decode alone. Where no chunk
-        can reach ``rival_rate`` (tokens per second, of another feasible plan) the largest is not looked for closely.
+        can reach the rate of a ``rival``, another feasible plan, the largest is not looked for closely; and the rates
+        of chunks are over as much of the offer as the rival takes.
         """
         found = []
         mixed = self._ask().mixed
@@ -102,7 +103,7 @@ class Weighing:
             limit_s = max(within(self.situation.tbt_slo_s) - self._overhead_s, self.situation.host_period_s)
             # At the limit the mean is as far below the bound as it is for the whole: both batches are mixed.
             mean_s = limit_s * self.whole.mean_s / self.whole.upper_s
-            rival_tokens = rival_rate * (mean_s + self.situation.host_overhead_s) - self._forwards.decodes
+            rival_tokens = rival.tokens_per_s * (mean_s + self.situation.host_overhead_s) - self._forwards.decodes
             chunk = largest_chunk(
                 mixed,
                 self._forwards.mixed,
@@ -115,6 +116,7 @@ class Weighing:
             if least_s > limit_s:
                 found.append(self._mixed_plan(CHUNKED, mixed.at(0)))
             found.append(self._mixed_plan(CHUNKED, chunk))
+            found = [plan._replace(tokens_per_s=self._rate_over(rival.prefill_tokens, plan)) for plan in found]
         if self.situation.waited_s > 0 or self.situation.after_window:
             found.append(self._mixed_plan(TEMPORAL, self._ask().decode_alone))
         return found
@@ -143,6 +145,23 @@ class Weighing:
         windows = self._ask().windows
         assert windows is not None, "no window is possible"
         return windows
+
+    def _rate_over(self, budget: int, plan: Plan) -> float:
+        """Tokens per second if so much of the offer is prefilled in chunks such as ``plan``'s.
+
+        The first chunk of a prompt looks back on the least, and its last one may be small: the first alone would seem
+        cheaper than what it is the beginning of. Full chunks are taken to become dearer evenly.
+        """
+        chunk, offered = int(plan.prefill_tokens), self._offered
+        if budget <= chunk:
+            return plan.tokens_per_s
+        count, rest = (budget / chunk, 0) if budget < offered.most else divmod(budget, chunk)
+        last = Forwards(self.situation, offered.after(budget - chunk), self._model, self.settings.graph_tokens)
+        means_s = last.mixed([chunk, rest] if rest else [chunk]).mean_s
+        first_s, last_s, *rest_s = (max(s, self.situation.host_period_s) for s in (plan.predicted_s, *means_s))
+        batches = count + len(rest_s)
+        taken_s = count * (first_s + last_s) / 2 + sum(rest_s) + batches * self.situation.host_overhead_s
+        return (offered.tokens(budget) + batches * self._forwards.decodes) / taken_s
 
     def _mixed_plan(self, mode: int, batch: Batch) -> Plan:
         tokens = self._forwards.decodes + self._offered.tokens(batch.budget)

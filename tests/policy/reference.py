@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +61,33 @@ def mixed(s: Situation, model, budget: int, mode: str) -> Plan:
     gap_s = s.waited_s + s.host_overhead_s + max(upper_s, s.host_period_s) if len(s.decode_context) else 0.0
     tpcs, lasts_s = model.total_tpcs, max(mean_s, s.host_period_s) + s.host_overhead_s
     return Plan(mode, budget, tpcs, tpcs, 1, mean_s, upper_s, gap_s, tokens / lasts_s, gap_s)
+
+
+def over(s: Situation, model, budget: int, first: Plan) -> Plan:
+    """``first`` with the rate of so much of the offer in chunks of its size, which become dearer evenly."""
+    chunk, most = first.budget, largest_budget(s)
+    if budget <= chunk:
+        return first
+    new, cached = s.prefill_new.tolist(), s.prefill_cached.tolist()
+    skip = budget - chunk
+    while skip:
+        pages = -(-new[0] // s.page_size) * s.page_size
+        if pages <= skip:
+            skip -= pages
+            del new[0], cached[0]
+        else:
+            new[0], cached[0], skip = new[0] - skip, cached[0] + skip, 0
+    later = replace(s, prefill_new=np.array(new), prefill_cached=np.array(cached), prefill_budget=most)
+
+    def lasts_s(plan: Plan) -> float:
+        return max(plan.predicted_s, s.host_period_s) + s.host_overhead_s
+
+    count, rest = (budget / chunk, 0) if budget < most else divmod(budget, chunk)
+    lasting_s = count * (lasts_s(first) + lasts_s(mixed(later, model, chunk, "chunked"))) / 2
+    if rest:
+        lasting_s += lasts_s(mixed(later, model, rest, "chunked"))
+    tokens = sum(admit(s.prefill_new.tolist(), budget, s.page_size)) + (count + bool(rest)) * len(s.decode_context)
+    return replace(first, rate=tokens / lasting_s)
 
 
 def halves(s: Situation, model, budget, decode_tpcs, prefill_tpcs, concurrent):

@@ -111,7 +111,12 @@ def test_auto_is_the_best_of_all_plans(s: Situation, model: Analytic, concurrent
     if s.waited_s > 0 or s.after_window:
         plans.append(reference.mixed(s, model, 0, "temporal"))
     windows = reference.all_windows(s, chosen, model, ("spatial", "reserved")) if concurrent else []
-    feasible = [plan for plan in plans if plan.keeps(tau)] + reference.best_of_divisions(windows, tau)
+    rivals = reference.best_of_divisions(windows, tau)
+    if rivals:
+        # What takes more of the offer at once is measured by the whole of it.
+        rival = max(rivals, key=lambda plan: plan.rate)
+        plans = [reference.over(s, model, rival.budget, plan) if plan.budget else plan for plan in plans]
+    feasible = [plan for plan in plans if plan.keeps(tau)] + rivals
     if feasible:
         assert d.reason == "best"
         assert d.largest_gap_s <= tau * (1 + 1e-9)
@@ -122,6 +127,21 @@ def test_auto_is_the_best_of_all_plans(s: Situation, model: Analytic, concurrent
         assert d.prefill_tokens >= s.page_size
         least = min(plan.violation_s for plan in [*mixed, *windows])
         assert d.candidates["violation_s"][d.index] <= 1.1 * least * (1 + 1e-9)
+
+
+def test_a_first_chunk_is_not_taken_for_the_whole_prompt() -> None:
+    """Alone it promises more than any window; but later ones look back on more and the last is small."""
+    decodes = np.full(32, 8000)
+    s = changed(decode_context=decodes, prefill_new=np.array([8000]), prefill_budget=8000, tbt_slo_s=0.05)
+    table = decide(s, Settings("auto", True, LEVELS, max_look_ahead=64), MODEL).candidates
+    modes = np.array(table.to_record().mode)
+    windows = np.flatnonzero((table["feasible"] > 0) & ((modes == "spatial") | (modes == "reserved")))
+    rival = windows[table["tokens_per_s"][windows].argmax()]
+    (chunk,) = np.flatnonzero(modes == "chunked")
+    first = reference.mixed(s, MODEL, int(table["prefill_tokens"][chunk]), "chunked")
+    over = reference.over(s, MODEL, int(table["prefill_tokens"][rival]), first)
+    assert table["tokens_per_s"][chunk] == pytest.approx(over.rate)
+    assert over.rate < first.rate
 
 
 def test_temporal_when_all_fits_and_only_that_is_weighed() -> None:

@@ -34,6 +34,22 @@ def test_composition_is_that_of_admission(s: Situation, budget: int) -> None:
     assert not any(expected[len(taken) :])
 
 
+@given(situations(), st.integers(0, 800))
+def test_what_is_left_after_a_budget_is_the_rest(s: Situation, budget: int) -> None:
+    offered = offer(s)
+    budget = min(budget // s.page_size * s.page_size, offered.most - s.page_size)
+    if budget < 0:
+        return
+    left = offered.after(budget)
+    before = taken_of(offered, budget)
+    assert left.most == offered.most - budget
+    assert sum(before) + left.tokens(left.most) == offered.tokens(offered.most)
+    assert (left.new >= 1).all()
+    whole = offered.prompts(budget)
+    assert (left.new + left.cached == offered.new[whole:] + offered.cached[whole:]).all()
+    assert left.cached[0] == offered.cached[whole] + (budget - offered.starts[whole])
+
+
 @given(situations())
 def test_the_whole_offer_is_the_least_budget_that_takes_all_that_the_largest_can(s: Situation) -> None:
     offered = offer(s)
