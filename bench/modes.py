@@ -1,11 +1,11 @@
 """Does ``auto`` pick the mode that measures best (``python -m bench.modes --output FILE``)?
 
-A grid of decode batch, context, prefill length and target. In each cell so many requests decode while one prompt at a
-time arrives; the same server runs it in each forced mode and in ``auto``, in turns. A trial counts tokens per second
-(the prompt's and those decoded while it ran, from its arrival to its first token) and the largest gap between two
-tokens of a decode meanwhile. Of the forced modes that is best which serves most without a gap above the target; if all
-exceed it, that with the smallest gap. Results are medians over the trials of a cell; the table grows with every run of
-the script until it is complete. Needs an NVIDIA GPU.
+A grid of decode batch, context, prefill length and target. In each cell so many requests decode while prompts arrive,
+each when the one before has its first token; the same server runs them in each forced mode and in ``auto``, in turns. A
+trial, some prompts long, counts tokens per second (the prompts' and those decoded meanwhile, from the first one's
+arrival to the last one's first token) and the largest gap between two tokens of a decode. Of the forced modes that is
+best which serves most without a gap above the target; if all exceed it, that with the smallest gap. Results are medians
+over the trials of a cell; the table grows with every run of the script until it is complete. Needs an NVIDIA GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,8 @@ from bench.switched import conflux_state, idle, set_mode
 ROOT = Path(__file__).resolve().parent.parent
 FORCED = ("temporal", "chunked", "spatial", "reserved")
 WITHIN, APART = 0.03, 0.10
-WARM_UP_TRIALS, ENDLESS = 2, 20_000
+# A trial lasts so long and until its last prompt is served: arrivals fall anywhere within an iteration.
+TRIAL_S, WARM_UP_TRIALS, ENDLESS = 0.6, 1, 20_000
 
 
 class Cell(NamedTuple):
@@ -113,7 +114,7 @@ async def _measure(url: str, cell: Cell, given: argparse.Namespace) -> dict[str,
             for trial in range(WARM_UP_TRIALS + given.trials):
                 for mode, measured in trials.items():
                     await asyncio.to_thread(set_mode, url, mode, cell.tbt_slo_ms)
-                    one = await _trial(session, url, decodes, rng.choices(ids, k=cell.prefill), params)
+                    one = await _trial(session, url, decodes, lambda: rng.choices(ids, k=cell.prefill), params)
                     if trial >= WARM_UP_TRIALS:
                         measured.append(one)
             return _cell(cell, trials)
@@ -124,31 +125,34 @@ async def _measure(url: str, cell: Cell, given: argparse.Namespace) -> dict[str,
 
 
 async def _trial(
-    session: Any, url: str, decodes: list[Stream], prompt: list[int], params: dict[str, float]
+    session: Any, url: str, decodes: list[Stream], prompt: Callable[[], list[int]], params: dict[str, float]
 ) -> tuple[float, float]:
-    """(tokens per second, largest gap in ms) while one prompt is served beside the decodes."""
-    one = Stream(session, url, prompt, 1, params)
-    await one.run()
+    """(tokens per second, largest gap in ms) while prompts are served beside the decodes."""
+    from_s, prefilled = time.perf_counter(), 0
+    while True:
+        one = Stream(session, url, prompt(), 1, params)
+        await one.run()
+        prefilled += one.prompt_tokens
+        until_s = one.event_s[0]
+        if until_s - from_s > TRIAL_S:
+            break
     await asyncio.sleep(0.15)  # the gap that its end may have caused
-    until_s = one.event_s[0]
-    made = sum(decode.made(until_s) - decode.made(one.sent_s) for decode in decodes)
-    gaps_s = [gap_s for decode in decodes for gap_s in decode.gaps_s(one.sent_s, until_s + 0.1)]
-    return (len(prompt) + made) / (until_s - one.sent_s), 1e3 * max(gaps_s, default=0.0)
+    made = sum(decode.made(until_s) - decode.made(from_s) for decode in decodes)
+    gaps_s = [gap_s for decode in decodes for gap_s in decode.gaps_s(from_s, until_s + 0.1)]
+    return (prefilled + made) / (until_s - from_s), 1e3 * max(gaps_s, default=0.0)
 
 
 class Stream:
     """One request and when its tokens came."""
 
     def __init__(self, session: Any, url: str, prompt: list[int], tokens: int, params: dict[str, float]) -> None:
-        self._session, self._url = session, f"{url}/generate"
+        self._session, self._url, self.prompt_tokens = session, f"{url}/generate", len(prompt)
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, "custom_params": params}
         self._body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
-        self.sent_s = 0.0
         self.event_s: list[float] = []
         self._tokens: list[int] = []
 
     async def run(self) -> None:
-        self.sent_s = time.perf_counter()
         async with self._session.post(self._url, json=self._body) as response:
             response.raise_for_status()
             async for line in response.content:
