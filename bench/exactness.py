@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine_facts import machine_facts
+from bench.margins import TIE, greedy_body, margins, post
 from bench.model import demo_model, for_ranks
 from bench.server import ServerError, ServerProcess
 from bench.shapes import PREFILL_GRAPH_TOKENS
@@ -34,9 +35,6 @@ from bench.switched import conflux_state, set_mode
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUESTS, STREAMS, LONGEST = 200, 48, 4000
-# Logits of SmolLM2 lie between 8 and 32; a bfloat16 number there has steps of 1/16 or 1/8.
-# Two steps are a tie; what is compared are differences of float32 log probabilities.
-TIE = 2 * 0.125 + 1e-4
 # fmt: off
 WORDS = (
     "river", "stone", "garden", "window", "paper", "silver", "mountain", "kitchen", "letter", "harbor", "candle",
@@ -171,18 +169,6 @@ class Work:
         return asyncio.run(_together(url, self.together, self.long if beside else []))
 
 
-async def _post(session: Any, url: str, body: dict[str, Any]) -> Any:
-    async with session.post(f"{url}/generate", json=body) as answer:
-        if answer.status != 200:
-            raise ServerError(f"HTTP {answer.status}: {(await answer.text())[:300]}")
-        return await answer.json()
-
-
-def _body(prompt: Any, tokens: int, **more: Any) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-    return {"input_ids": prompt, "sampling_params": sampling, **more}
-
-
 async def _many(url: str, work: Sequence[tuple[list[int], int]], streams: int) -> Answers:
     import aiohttp
 
@@ -191,7 +177,7 @@ async def _many(url: str, work: Sequence[tuple[list[int], int]], streams: int) -
 
         async def one(prompt: list[int], tokens: int) -> list[int]:
             async with room:
-                answer = await _post(session, url, _body(prompt, tokens))
+                answer = await post(session, url, greedy_body(prompt, tokens))
                 return list(answer["output_ids"])
 
         return await asyncio.gather(*(one(*each) for each in work))
@@ -201,11 +187,11 @@ async def _together(url: str, prompts: Answers, beside: Answers) -> Answers:
     import aiohttp
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
-        decodes = asyncio.create_task(_post(session, url, _body(prompts, 400)))
+        decodes = asyncio.create_task(post(session, url, greedy_body(prompts, 400)))
         prefills = []
         for prompt in beside:
             await asyncio.sleep(0.05)
-            prefills.append(asyncio.create_task(_post(session, url, _body(prompt, 1))))
+            prefills.append(asyncio.create_task(post(session, url, greedy_body(prompt, 1))))
         answers = await decodes
         await asyncio.gather(*prefills)
     return [list(answer["output_ids"]) for answer in answers]
@@ -226,7 +212,9 @@ def same(expected: Answers, got: Answers) -> dict[str, Any]:
 def judge(work: Work, stock: str, expected: Answers, got: Answers) -> dict[str, Any]:
     """How many answers differ, and whether each parts at a tie."""
     parted = partings(expected, got)
-    apart = asyncio.run(margins(work, stock, [(index, at, expected[index], got[index]) for index, at in parted]))
+    apart = asyncio.run(
+        margins(work.prompts, stock, [(index, at, expected[index], got[index]) for index, at in parted])
+    )
     ties = sum(gap is not None and gap <= TIE for gap in apart)
     worst = [(*where, gap) for where, gap in zip(parted, apart, strict=True) if gap is None or gap > TIE]
     return {
@@ -251,26 +239,6 @@ def partings(expected: Answers, got: Answers) -> list[tuple[int, int]]:
 
 def parts_at(a: list[int], b: list[int]) -> int:
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-async def margins(work: Work, url: str, cases: Sequence[tuple[int, int, list[int], list[int]]]) -> list[float | None]:
-    """By how much stock holds its own token likelier than the other's, after the same tokens; None: of another length,
-    or the other is not among stock's first twenty."""
-    import aiohttp
-
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
-
-        async def one(index: int, at: int, expected: list[int], got: list[int]) -> float | None:
-            if at >= min(len(expected), len(got)):
-                return None
-            prompt = work.prompts[index] + expected[:at]
-            answer = await _post(session, url, _body(prompt, 1, return_logprob=True, top_logprobs_num=20))
-            likely = {token: value for value, token, *_ in answer["meta_info"]["output_top_logprobs"][0]}
-            if expected[at] not in likely or got[at] not in likely:
-                return None
-            return abs(likely[expected[at]] - likely[got[at]])
-
-        return await asyncio.gather(*(one(*case) for case in cases))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.exactness import ARGS, TIE, Work, margins, partings
+from bench.exactness import ARGS, Work, partings
 from bench.machine_facts import machine_facts
+from bench.margins import TIE, margins
 from bench.model import demo_model, for_ranks
 from bench.server import ServerProcess
 from bench.switched import conflux_state, set_mode, settle
@@ -34,7 +35,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seconds", type=float, default=360.0)
     parser.add_argument("--model", type=Path, help="folder of a trained model (default: SmolLM2-135M)")
-    parser.add_argument("--tp", type=int, default=1, help="ranks; with more, CONFLUX_TESTING=ranks has to be set")
+    parser.add_argument("--tp", type=int, default=1, help="ranks")
     parser.add_argument("--tbt-slo-ms", type=float, default=10.0)
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "soak")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[])
@@ -55,7 +56,7 @@ def main() -> int:
         empty = settle(server.url)
         state = conflux_state(server.url)
         parted = [(index, at, expected[index], got) for index, at, got in soak.parted]
-        gaps = asyncio.run(margins(work, server.url, parted))
+        gaps = asyncio.run(margins(work.prompts, server.url, parted))
         log = server.log_text()
     pool = state["pool"]
     report = {

@@ -125,11 +125,8 @@ def _one_lane(chosen: Chosen, server_args: Any) -> str | None:
         return "the mode runs no windows"
     if not chosen.control.levels:
         return "there is no SM control"
-    if server_args.tp_size > 1:
-        if os.environ.get("CONFLUX_TESTING") != "ranks":
-            return "with --tp-size above 1 that is not proved yet"
-        if (obstacle := groups.obstacle(server_args)) is not None:
-            return obstacle
+    if server_args.tp_size > 1 and (obstacle := groups.obstacle(server_args)) is not None:
+        return obstacle
     if not backends <= set(ATTENTION_BACKENDS):
         return f"--attention-backend must be {' or '.join(ATTENTION_BACKENDS)} for that"
     if not _config(server_args).graph_budget_s:

@@ -54,12 +54,15 @@ def best_windows(windows: Windows, situation: Situation, most_steps: int) -> Flo
     Of a division's plans (values of k × sizes of the prefill) it is the feasible one of the highest rate (a smaller
     prefill only if its rate is higher by :data:`sglang_ext.policy.layout.WHOLE`), else the one
     whose violation is smallest, of equals that with the larger prefill. k is the article's ⌊t_p/t_d⌋ or one more,
-    within 1 and ``most_steps`` ≥ 1: the rate rises up to t_p/t_d and falls beyond.
+    within 1 and ``most_steps`` ≥ 1: the rate rises up to t_p/t_d and falls beyond. Beside a prefill it is one more in
+    any case: steps go on until the prefill has ended, and the last one ends after it.
     """
     limit_s, room = within(situation.tbt_slo_s), windows.layout.room
     room.fill(*windows.details())
     step_s, prefill_s = room.of_window
     steps_between(step_s, prefill_s, most_steps, room.by_window)
+    if windows.layout.concurrent:
+        room.by_window[0] = room.by_window[1]
     weigh(windows, situation, room, most_steps)
     less_equal(room.gap_s, limit_s, room.keeps)
     room.feasible[...] = room.keeps

@@ -139,7 +139,9 @@ def all_windows(s: Situation, settings: Settings, model, modes, shares=(1, 2, 4)
         for decode_tpcs, prefill_tpcs in parts:
             for budget in budgets:
                 _, _, (t_d, _), (t_p, _) = halves(s, model, budget, decode_tpcs, prefill_tpcs, settings.concurrent)
-                for k in {min(max(n, 1), most_steps) for n in (int(t_p // t_d), int(t_p // t_d) + 1)}:
+                fewest = int(t_p // t_d)
+                # Beside a prefill steps go on until it has ended.
+                for k in {min(max(n, 1), most_steps) for n in (fewest + settings.concurrent, fewest + 1)}:
                     plans.append(
                         window(s, model, mode, budget, decode_tpcs, prefill_tpcs, k, most_steps, settings.concurrent)
                     )
