@@ -69,6 +69,7 @@ OPTIONS: tuple[Option, ...] = (
            "address where `conflux learner` runs (default: on)"),
     Option("explore", "on", "on|off", "while there is slack, try other modes now and then, where auto has more than "
            "mixed batches to choose from (default: on)"),
+    Option("xp", 1, "N", "serve on N GPUs as one: prefills spread over all, each decode on one (default: 1)"),
     Option("state_dir", None, "DIR", "where device curves and learnt models are kept (default: ~/.cache/conflux)"),
     Option("record", None, "PATH", "write every iteration's inputs, decision and timing to this file (.jsonl or .gz)"),
 )  # fmt: skip
@@ -87,6 +88,7 @@ class Config:
     sm_control: str = "auto"
     learner: str = "on"
     explore: bool = True
+    xp: int = 1
     state_dir: str = ""
     record: str | None = None
 
@@ -104,6 +106,10 @@ class Config:
         value = {o.field: o.default if value[o.field] is None else value[o.field] for o in OPTIONS}
         modes = (*MODES, RANDOM) if os.environ.get("CONFLUX_TESTING") else MODES
         mode = _choice("--conflux-mode", value["mode"], modes)
+        if value["xp"] not in (1, "1") and mode != "auto":
+            raise ConfigError(
+                "--conflux-xp decides by itself how prefill and decode share GPUs: leave out --conflux-mode"
+            )
         split = value["fixed_split"]
         if split is not None:
             split = _integer("--conflux-fixed-split", split, least=1)
@@ -124,6 +130,7 @@ class Config:
             sm_control=_choice("--conflux-sm-control", value["sm_control"], SM_CONTROLS),
             learner=_learner(value["learner"]),
             explore=_switch("--conflux-explore", value["explore"]),
+            xp=_integer("--conflux-xp", value["xp"], least=1),
             state_dir=_state_dir(value["state_dir"]),
             record=_record(value["record"]),
         )

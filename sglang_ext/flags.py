@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,7 +98,7 @@ RULES: tuple[Rule, ...] = (
     _refuse("enable_single_batch_overlap", _LATER),
     _refuse("enable_memory_saver", _LATER),
     # Parallelism.
-    _honour("tp_size", "temporal and cut chunk; every rank takes rank 0's plan", flag="--tp-size"),
+    _honour("tp_size", "every rank takes rank 0's plan; windows need its custom all-reduce", flag="--tp-size"),
     _refuse("pp_size", _LATER, _above_one, "--pp-size"),
     _refuse("dp_size", "start one server per replica behind a router instead", _above_one, "--dp-size"),
     _refuse("ep_size", _LATER, _above_one, "--ep-size"),
@@ -135,19 +136,31 @@ RULES: tuple[Rule, ...] = (
     _refuse("cpu_offload_gb", _LATER),
 )  # fmt: skip
 
+# With --conflux-xp above 1, besides.
+XP_RULES: tuple[Rule, ...] = (
+    Rule("disable_radix_cache", Verdict.OVERRIDDEN, "with --conflux-xp prompts are not cached yet", operator.not_,
+         True),
+    Rule("disable_overlap_schedule", Verdict.OVERRIDDEN, "with --conflux-xp iterations are not overlapped yet",
+         operator.not_, True),
+    Rule("page_size", Verdict.OVERRIDDEN, "with --conflux-xp KV slots are handed out one by one", _above_one, 1),
+    _refuse("tp_size", "with --conflux-xp each rank is one GPU: leave it out", _above_one, "--tp-size"),
+    _refuse("enable_hisparse", _KV),
+)  # fmt: skip
+
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
-def check(args: Any) -> Iterator[tuple[Rule, Any]]:
-    """Yield the overriding rules that ``args`` falls under, with the value found.
+def check(args: Any, xp: int = 1) -> Iterator[tuple[Rule, Any]]:
+    """Yield the overriding rules that ``args`` falls under, with the value found; ``xp`` is the number of XP ranks.
 
     ``args`` is anything with SGLang's argument names as attributes. Raises ConfigError at the first refused flag.
     """
-    for rule in RULES:
+    rules = RULES if xp == 1 else RULES + XP_RULES
+    for rule in rules:
         value = getattr(args, rule.field, None)
         if rule.verdict is Verdict.REFUSED and rule.applies(value):
             raise ConfigError(f"{rule.flag} {_shown(value)}with --backend conflux: {rule.why}")
-    for rule in RULES:
+    for rule in rules:
         value = getattr(args, rule.field, None)
         if rule.verdict is Verdict.OVERRIDDEN and rule.applies(value):
             yield rule, value
@@ -163,6 +176,15 @@ def check_architecture(architectures: list[str] | None) -> None:
         raise ConfigError(
             f"--model-path: {(architectures or ['an unknown architecture'])[0]} is not supported by --backend conflux "
             f"(supported: {', '.join(ARCHITECTURES)}): serve it with --backend sglang"
+        )
+
+
+def check_heads(xp: int, heads: int, kv_heads: int) -> None:
+    """Raise ConfigError unless both kinds of attention heads can be divided evenly over so many XP ranks."""
+    if heads % xp or kv_heads % xp:
+        raise ConfigError(
+            f"--conflux-xp {xp}: the model has {heads} attention heads and {kv_heads} KV heads, and both have to be "
+            "divisible by it: use a divisor of both"
         )
 
 

@@ -86,7 +86,7 @@ def _resolve(args: Any, resolve: Callable[[], Any]) -> Any:
     """Check ``args``, set what conflux overrides, let SGLang resolve the rest, check again."""
     compat.require_supported()
     config = Config.parse(raw_values(vars(args)))
-    for rule, value in flags.check(args):
+    for rule, value in flags.check(args, config.xp):
         logger.warning("conflux: %s %s is overridden: %s", rule.flag, "" if value is True else value, rule.why)
         setattr(args, rule.field, rule.value)
     _check_preferred(getattr(args, "preferred_sampling_params", None))
@@ -95,10 +95,11 @@ def _resolve(args: Any, resolve: Callable[[], Any]) -> Any:
         _default(args, cpu.default_args(getattr(args, "model_path", None)))
         cpu.bind_ranks(getattr(args, "tp_size", None) or 1)
     server_args = resolve()
-    for rule, _ in flags.check(server_args):
+    for rule, _ in flags.check(server_args, config.xp):
         server_args.override("conflux", **{rule.field: rule.value})
     model = server_args.get_model_config()
     flags.check_architecture(getattr(model.hf_config, "architectures", None))
+    flags.check_heads(config.xp, model.num_attention_heads, model.get_total_num_kv_heads())
     flags.check_split(config, on_cpu=server_args.device == "cpu")
     server_args._conflux = config.to_dict()
 

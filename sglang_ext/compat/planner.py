@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MATCH_HEAD = 32
 _MATCH_AGE_S = 0.25
 _WAITING_SEEN = 64
-_LONGEST_TTFT_S = 60.0
+LONGEST_TTFT_S = 60.0
 # A token passes through two more processes before it is sent, some sooner than others: by a millisecond or so, and no
 # more than this share of a target is set aside for it.
 _DELIVERY_S, _DELIVERY_SHARE = 1e-3, 0.05
@@ -64,7 +64,7 @@ class Planner:
             now_s=now_s,
             arrival_s=np.array([p.arrival_s for p in progress]),
             # A request with all the time in the world must still be served while others keep coming.
-            ttft_slo_s=np.array([min(p.ttft_slo_s, _LONGEST_TTFT_S) for p in progress]),
+            ttft_slo_s=np.array([min(p.ttft_slo_s, LONGEST_TTFT_S) for p in progress]),
             uncached_tokens=uncached,
             prefill_s=prefill_alone_s(self._scheduler.controller.model, uncached, cached),
         ).tolist()
@@ -90,7 +90,7 @@ class Planner:
             decode_context=running.seq_lens_cpu.numpy() if decodes else np.empty(0, dtype=np.int64),
             prefill_new=np.array(new, dtype=np.int64),
             prefill_cached=np.array(cached, dtype=np.int64),
-            tbt_slo_s=tbt_slo_s - min(_DELIVERY_S, _DELIVERY_SHARE * tbt_slo_s),
+            tbt_slo_s=tbt_slo_s - delivered_in(tbt_slo_s),
             prefill_budget=max(budget, page),
             max_look_ahead=self.most_steps(running) if decodes else 0,
             page_size=page,
@@ -109,6 +109,11 @@ class Planner:
             scheduler.model_config.context_len - int(lengths.max()),
         )
         return kv.most_look_ahead(lengths, kv.room(scheduler), scheduler.page_size, max(most, 0))
+
+
+def delivered_in(tbt_slo_s: float) -> float:
+    """What is set aside of a target for a token's way to the client, in seconds."""
+    return min(_DELIVERY_S, _DELIVERY_SHARE * tbt_slo_s)
 
 
 def _tokens(req: Req) -> int:

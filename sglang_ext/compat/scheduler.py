@@ -58,6 +58,10 @@ class ConfluxScheduler(Scheduler):
     def __new__(cls, server_args: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(server_args, "_conflux", None) is None:
             return cls.__mro__[1](server_args, *args, **kwargs)
+        if server_args._conflux["xp"] > 1:
+            from sglang_ext.compat.xp_scheduler import XpScheduler
+
+            return super().__new__(XpScheduler)
         return super().__new__(cls)
 
     def __init__(self, server_args: Any, port_args: Any, gpu_id: int, *args: Any, **kwargs: Any) -> None:
@@ -111,6 +115,11 @@ class ConfluxScheduler(Scheduler):
     # ---- requests come in
 
     def _add_request_to_queue(self, req: Req, *args: Any, **kwargs: Any) -> Any:
+        self.note(req)
+        return super()._add_request_to_queue(req, *args, **kwargs)
+
+    def note(self, req: Req) -> None:
+        """Remember a request's targets, and when it came if that is now."""
         if not hasattr(req, "conflux"):
             config = self.controller.config
             req.conflux = Progress.of(
@@ -119,7 +128,6 @@ class ConfluxScheduler(Scheduler):
                 ttft_slo_s=config.ttft_slo_s,
                 tbt_slo_s=config.tbt_slo_s,
             )
-        return super()._add_request_to_queue(req, *args, **kwargs)
 
     # ---- decide
 

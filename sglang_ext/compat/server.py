@@ -52,7 +52,12 @@ def _launch_scheduler_processes(
     if config is None:
         return original(cls, server_args, *args, **kw)
     config["learner_address"] = _learner_address(config)
-    result, processes = original(cls, server_args, *args, **kw)
+    if config["xp"] > 1:
+        from sglang_ext.compat import xp_launch
+
+        result, processes = xp_launch.launch(original, cls, server_args, *args, **kw)
+    else:
+        result, processes = original(cls, server_args, *args, **kw)
     wait_for_ready = result.wait_for_ready
 
     def wait_and_verify() -> None:

@@ -70,19 +70,22 @@ def tiny_model() -> Path:
     return make_tiny_model(eos_token_ids=EOS)
 
 
-def stock_reference(folder: Path) -> Reference:
-    """One stock server a test run, whichever process asks first: its output depends on none of the cases' flags."""
-    path = folder / "stock.json"
+def stock_reference(folder: Path, model: Path | None = None) -> Reference:
+    """One stock server a test run, whichever process asks first: its output depends on none of the cases' flags.
+
+    ``model``: another than all the rest is tested with.
+    """
+    path = folder / f"stock{'-' + model.name if model else ''}.json"
     with FileLock(f"{path}.lock"):
         if not path.exists():
-            said = {name: [dataclasses.asdict(one) for one in outcomes] for name, outcomes in _ask_stock().items()}
+            said = {name: [dataclasses.asdict(one) for one in outcomes] for name, outcomes in _ask_stock(model).items()}
             path.write_text(json.dumps(said))
     return {name: [Outcome(**one) for one in outcomes] for name, outcomes in json.loads(path.read_text()).items()}
 
 
-def _ask_stock() -> Reference:
+def _ask_stock(model: Path | None = None) -> Reference:
     args = ("--chunked-prefill-size", "256")
-    with Server(tiny_model(), max_total_tokens=POOL, args=args, env=STRICT) as server:
+    with Server(model or tiny_model(), max_total_tokens=POOL, args=args, env=STRICT) as server:
         sampled = workload.run(server, SAMPLED, streams=1)
         return {"sampled": sampled} | {name: workload.run(server, work) for name, work in WORKS.items()}
 

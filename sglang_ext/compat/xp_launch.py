@@ -1,0 +1,62 @@
+"""Starts the scheduler processes of an XP server, one for each rank, in SGLang 0.5.17."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.utils.network import get_free_port
+
+
+def launch(original: Callable[..., Any], cls: type, server_args: Any, port_args: Any, *args: Any, **kw: Any) -> Any:
+    """What SGLang does for a server's one scheduler, for every rank; the results as if they were one server's.
+
+    Each is a whole server's scheduler, with the whole model, on a GPU of its own. Rank 0 alone hears requests; all
+    answer to the same detokenizer.
+    """
+    own = server_args._conflux
+    port = get_free_port()
+    results, processes = [], []
+    for rank in range(own["xp"]):
+        one = copy.copy(server_args)
+        one._conflux = own | {"xp_rank": rank, "xp_port": port}
+        if rank:
+            # The rest of the copy is sealed; none of this has any other effect than on that process.
+            one._conflux |= {"learner_address": None, "record": None}
+            gpu_id = server_args.base_gpu_id + rank * server_args.gpu_id_step
+            # Of the same seed, two ranks would sample the same for the same prompt.
+            _set(one, base_gpu_id=gpu_id, enable_metrics=False, random_seed=server_args.random_seed + rank)
+        result, started = original(cls, one, _ports(server_args, port_args) if rank else port_args, *args, **kw)
+        results.append(result)
+        processes += started
+    whole = results[0]
+    waits = [result.wait_for_ready for result in results]
+
+    def wait_for_ready() -> None:
+        for wait in waits:
+            wait()
+        for result in results[1:]:
+            whole.scheduler_infos.extend(result.scheduler_infos)
+
+    def block_until_scheduler_exits() -> None:
+        for process in processes:
+            process.join()
+
+    whole.all_child_pids.extend(pid for result in results[1:] for pid in result.all_child_pids)
+    whole.wait_for_ready, whole.block_until_scheduler_exits = wait_for_ready, block_until_scheduler_exits
+    return whole, processes
+
+
+def _ports(server_args: Any, port_args: Any) -> Any:
+    """Addresses of a rank that hears no requests of its own."""
+    ports = type(port_args).init_new(server_args)
+    ports.tokenizer_ipc_name, ports.detokenizer_ipc_name = port_args.tokenizer_ipc_name, port_args.detokenizer_ipc_name
+    if ports.nccl_port == port_args.nccl_port:
+        ports.nccl_port = get_free_port()
+    return ports
+
+
+def _set(server_args: Any, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(server_args, name, value)

@@ -1,0 +1,251 @@
+"""conflux's scheduler on one of several XP ranks: SGLang 0.5.17's with a loop in which all ranks run one plan.
+
+Rank 0 takes requests in and decides; every rank runs its part, decodes what lives on it, and answers for it. Requests,
+batches and results are SGLang's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import zmq
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.utils import DynamicGradMode
+
+from sglang_ext.compat.scheduler import ConfluxScheduler
+from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader
+from sglang_ext.compat.xp_messages import SHARED, plain, refusal, unsupported
+from sglang_ext.compat.xp_rank import XpRank
+from sglang_ext.xp.exchange import Exchange
+from sglang_ext.xp.plan import Admission, Plan, Retracted, Status
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
+# How long rank 0 waits for a request before it lets the others know that it lives.
+IDLE_S = 1.0
+
+
+class XpScheduler(ConfluxScheduler):
+    """One rank of a server with ``--conflux-xp``."""
+
+    def __init__(self, server_args: Any, port_args: Any, gpu_id: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(server_args, port_args, gpu_id, *args, **kwargs)
+        own = server_args._conflux
+        ranks = own["xp"]
+        self.exchange = Exchange(own["xp_rank"], ranks, own["xp_port"], torch.device(self.device))
+        self.rank = XpRank(self, self.exchange)
+        self.leader = Leader(self, ranks) if self.exchange.rank == 0 else None
+        self._kept: dict[str, Req] = {}
+        self._retracted: list[Retracted] = []
+        self._statuses: list[Status] = []
+        self._request: Any = None
+        self._refused: str | None = None
+        self.idle_sleeper = None
+        # While it is prefilled a prompt takes its own slots and, sharded, an Nth of as many.
+        slots = self.max_total_num_tokens
+        self.max_req_input_len = min(self.max_req_input_len, (slots - 1) * ranks // (ranks + 1) - 1)
+        if self.leader is not None:
+            self._poller = zmq.Poller()
+            self._poller.register(self.ipc_channels.recv_from_tokenizer, zmq.POLLIN)
+            self._poller.register(self.ipc_channels.recv_from_rpc, zmq.POLLIN)
+
+    @property
+    def paused(self) -> bool:
+        """Whether SGLang's ``/pause_generation`` holds everything up."""
+        return bool(self._engine_paused)
+
+    # ---- the loop
+
+    @DynamicGradMode()
+    def event_loop_normal(self) -> None:
+        while not self._iterate():
+            pass
+
+    def _iterate(self) -> bool:
+        """One iteration, at the same time on all ranks; whether it was the last."""
+        if self.leader is not None:
+            if self.leader.idle:
+                self._poller.poll(1e3 * IDLE_S)
+            self.process_input_requests(self.request_receiver.recv_requests())
+            self.leader.idle = False
+        statuses = self.exchange.gather(self._status())
+        plan = None
+        if self.leader is not None:
+            self._statuses = statuses
+            plan = self.leader.plan(statuses)
+        plan = self.exchange.broadcast(plan)
+        self._run(plan)
+        return bool(plan.stop)
+
+    def _status(self) -> Status:
+        running = self.running_batch
+        decodes = [] if running.is_empty() else [req for req in running.reqs if not req.finished()]
+        # What answers may still need, as far as SGLang's admission would leave it free.
+        begun = [prompt.batch.reqs[0] for prompt in self.rank.prompts.values() if prompt.batch is not None]
+        owed = self.new_token_ratio_tracker.current * sum(
+            min(req.sampling_params.max_new_tokens - len(req.output_ids), MOST_RESERVED) for req in decodes + begun
+        )
+        free = self.token_to_kv_pool_allocator.available_size()
+        retracted, self._retracted = self._retracted, []
+        return Status(
+            decode_context=_lengths(decodes),
+            tbt_slo_s=min((req.conflux.tbt_slo_s for req in decodes), default=self.controller.config.tbt_slo_s),
+            free_slots=max(int(free - owed) - len(decodes), 0),
+            slots=self.max_total_num_tokens,
+            free_rows=min(self.rank.free_rows, self.req_to_token_pool.available_size()),
+            retracted=retracted,
+            counters=self._counters(),
+        )
+
+    def _counters(self) -> dict[str, int]:
+        return dict(self.rank.counters) | {
+            "all_to_all_bytes": self.exchange.all_to_all_bytes,
+            "migrated_bytes": self.exchange.migrated_bytes,
+            "free_slots": self.token_to_kv_pool_allocator.available_size(),
+            "free_rows": self.req_to_token_pool.available_size(),
+            "prompts": len(self.rank.prompts),
+        }
+
+    def _run(self, plan: Plan) -> None:
+        if self.leader is None:
+            for message in plan.shared:
+                self._request_dispatcher(message)  # rank 0 answers
+            self.gracefully_exit = plan.stop
+        for beginning in plan.aborted:
+            self._abort(beginning)
+        if self.paused:
+            return
+        for admission in plan.admissions:
+            req = self._req_of(admission) if admission.owner == self.exchange.rank else None
+            self.rank.admit(admission, req)
+        running = None
+        if not self.running_batch.is_empty():
+            self.running_batch = self.update_running_batch(self.running_batch)
+            if not self.running_batch.is_empty():
+                running = self.running_batch
+        if plan.chunks:
+            self.forward_ct += 1
+            for batch, result in self.rank.run(plan.chunks, running):
+                self._process(batch, result)
+        elif running is not None:
+            self._process(running, self.run_batch(running))
+        elif not self.rank.prompts and not self._kept:
+            self.on_idle()
+
+    def _process(self, batch: ScheduleBatch, result: Any) -> None:
+        self.process_batch_result(batch, result)
+        if batch is self.running_batch:
+            return
+        batch.filter_batch()
+        if batch.is_empty():
+            return
+        if self.running_batch.is_empty():
+            self.running_batch = batch
+        else:
+            self.running_batch.merge_batch(batch)
+
+    # ---- requests
+
+    def keep(self, req: Req) -> None:
+        """A request that will be prefilled for this rank."""
+        self._kept[req.rid] = req
+
+    def _req_of(self, admission: Admission) -> Req:
+        if admission.rid not in self._kept:
+            self.handle_generate_request(admission.request)
+            self._kept[admission.rid].conflux.arrival_s = admission.arrival_s
+        req = self._kept.pop(admission.rid)
+        req.xp_placed = True
+        req.time_stats.set_forward_entry_time()
+        return req
+
+    def process_input_requests(self, recv_reqs: list[Any]) -> None:
+        assert self.leader is not None
+        taken = []
+        for message in recv_reqs:
+            if (answer := refusal(message)) is not None:
+                self.ipc_channels.send_to_tokenizer.send_output(answer, message)
+                continue
+            taken.append(message)
+            if isinstance(message, SHARED):
+                self.leader.share(message)
+        super().process_input_requests(taken)
+
+    def handle_generate_request(self, recv_req: Any) -> Any:
+        self._request = recv_req
+        why = unsupported(recv_req)
+        if why is None:
+            return super().handle_generate_request(recv_req)
+        self._refused = f"{why} with --conflux-xp yet: leave it out, or serve without --conflux-xp"
+        try:
+            return super().handle_generate_request(plain(recv_req))
+        finally:
+            self._refused = None
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> Any:
+        if is_retracted or getattr(req, "xp_placed", False):
+            self._kept[req.rid] = req
+            self._retracted.append(Retracted(req.rid, [*req.origin_input_ids, *req.output_ids]))
+            return None
+        if self.leader is None:
+            self.note(req)
+            req.time_stats.set_wait_queue_entry_time()
+            return self.keep(req)
+        if self._refused is not None:
+            req.set_finish_with_abort(self._refused)
+        if isinstance(req.to_finish, FINISH_ABORT):
+            # Stock would run it once with a prompt of one token.
+            req.finished_reason = req.to_finish
+            return self.output_streamer.stream_output([req], req.return_logprob)
+        req.xp_request = self._request
+        return super()._add_request_to_queue(req)
+
+    def abort_request(self, recv_req: AbortReq) -> None:
+        super().abort_request(recv_req)
+        if self.leader is not None:
+            self.leader.abort("" if recv_req.abort_all else recv_req.rid)
+
+    def _abort(self, beginning: str) -> None:
+        """End what this rank has of requests whose names begin so."""
+        for rid in [rid for rid in self.rank.prompts if rid.startswith(beginning)]:
+            batch = self.rank.drop(rid)
+            if batch is not None:
+                (req,) = batch.reqs
+                release_kv_cache(req, self.tree_cache, is_insert=False)
+                self._say_aborted(req)
+        for rid in [rid for rid in self._kept if rid.startswith(beginning)]:
+            self._say_aborted(self._kept.pop(rid))
+        for req in self.running_batch.reqs:
+            if not req.finished() and req.rid.startswith(beginning):
+                req.to_finish = FINISH_ABORT()
+
+    def _say_aborted(self, req: Req) -> None:
+        self.ipc_channels.send_to_tokenizer.send_output(AbortReq(rid=req.rid), req)
+
+    def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
+        others = any(len(status.decode_context) for status in self._statuses)
+        busy = self.leader is not None and (self.leader.busy or others)
+        return not busy and not self.rank.prompts and bool(super().is_fully_idle(*args, **kwargs))
+
+    # ---- what others see
+
+    def get_internal_state(self, recv_req: Any) -> Any:
+        output = super().get_internal_state(recv_req)
+        output.internal_state["conflux"]["xp"] = {
+            "ranks": self.exchange.ranks,
+            "plan_ms": 1e3 * self.leader.taken_s if self.leader is not None else None,
+            "rank": [
+                status.counters | {"decodes": len(status.decode_context), "slots": status.slots}
+                for status in self._statuses
+            ],
+        }
+        return output
+
+
+def _lengths(reqs: list[Req]) -> Any:
+    return np.array([len(req.origin_input_ids) + len(req.output_ids) for req in reqs], dtype=np.int64)

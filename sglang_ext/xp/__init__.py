@@ -1,0 +1,1 @@
+"""XP: one prompt's prefill over several ranks, each rank with decodes of its own (ConfluxServe)."""
