@@ -45,6 +45,8 @@ from learner.shape import ModelShape
 FloatArray = npt.NDArray[np.float64]
 
 ALL_REDUCE_LAUNCH_S = 3e-6
+# Of a layer with XP: to the heads, back, and to the rank that decodes.
+XP_EXCHANGES = 3
 
 # The columns are computed in one array behind the operators' F / Π, one row each in the order of _OPERATOR_COLUMNS.
 _OPERATOR_COLUMNS = (*LINEAR_COLUMNS, "classifier_s")
@@ -68,8 +70,9 @@ class Roofline:
     """
 
     def __init__(self, shape: ModelShape, profile: DeviceProfile) -> None:
-        if shape.tp > 1 and profile.link_bandwidth <= 0.0:
-            raise ValueError(f"tp={shape.tp} needs a link bandwidth, which the profile of {profile.name!r} lacks")
+        if max(shape.tp, shape.xp) > 1 and profile.link_bandwidth <= 0.0:
+            ways = f"tp={shape.tp}, xp={shape.xp}"
+            raise ValueError(f"{ways} needs a link bandwidth, which the profile of {profile.name!r} lacks")
         self.shape = shape
         self.profile = profile
         self.requests = Requests(shape)
@@ -141,6 +144,13 @@ class Roofline:
             rounds = 4.0 * shape.layers * (shape.tp - 1)
             out[_ALL_REDUCE, ACTIVE] = rounds * ALL_REDUCE_LAUNCH_S
             out[_ALL_REDUCE, TOKENS] = rounds * shape.hidden * activation / (shape.tp * profile.link_bandwidth)
+        if shape.xp > 1:
+            # A rank's rows of a prompt: q, k and v by heads to all ranks, what attends to them back, and k and v with
+            # all heads to where the prompt will decode. What is sent and what arrives are as much where rows are even.
+            widths = 2.0 * (q_width + kv_width) + 2.0 * kv_width
+            sent = shape.layers * (shape.xp - 1) / shape.xp * widths * activation
+            out[_ALL_REDUCE, PREFILLS] += XP_EXCHANGES * shape.layers * ALL_REDUCE_LAUNCH_S
+            out[_ALL_REDUCE, PREFILL_TOKENS] += sent / profile.link_bandwidth
 
         compute = out[:OPERATORS].sum(axis=0)
         compute[[PAIRS, DECODE_ROWS, DECODE_CACHED]] += requests.pair_flops

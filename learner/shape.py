@@ -58,8 +58,9 @@ def byte_width(dtype: str) -> float:
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """A dense decoder-only transformer (Llama, Qwen2, Qwen3).
 
-    All counts are those of the whole model; ``tp`` says over how many ranks it is split. Byte widths are
-    separate because weights, activations and the KV cache may be stored differently.
+    All counts are those of the whole model; ``tp`` says over how many ranks it is split, ``xp`` over how many (each of
+    ``tp``) a prompt's prefill is spread. Byte widths are separate because weights, activations and the KV cache may be
+    stored differently.
     """
 
     name: str
@@ -75,9 +76,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: float = 2.0
     kv_bytes: float = 2.0
     tp: int = 1
+    xp: int = 1
 
     def __post_init__(self) -> None:
-        for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "tp"):
+        for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "tp", "xp"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, not {getattr(self, field)}")
         for field in ("weight_bytes", "activation_bytes", "kv_bytes"):
@@ -89,10 +91,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"heads ({self.heads}) and intermediate ({self.intermediate}) must divide by tp={self.tp}")
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
             raise ValueError(f"{self.kv_heads} KV heads can be neither split nor replicated over tp={self.tp}")
+        if self.heads % (self.tp * self.xp) or (self.kv_heads % (self.tp * self.xp) and self.xp > 1):
+            raise ValueError(f"heads ({self.heads}, {self.kv_heads}) must divide by tp={self.tp} times xp={self.xp}")
 
     @classmethod
     def from_hf_config(
-        cls, config: Mapping[str, Any], *, name: str, dtype: str, kv_dtype: str = "auto", tp: int = 1
+        cls, config: Mapping[str, Any], *, name: str, dtype: str, kv_dtype: str = "auto", tp: int = 1, xp: int = 1
     ) -> ModelShape:
         """Read the shape from a Hugging Face ``config.json`` of a Llama, Qwen2 or Qwen3 model.
 
@@ -127,6 +131,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             activation_bytes=activation_bytes,
             kv_bytes=activation_bytes if kv_dtype == "auto" else byte_width(kv_dtype),
             tp=tp,
+            xp=xp,
         )
 
     @property

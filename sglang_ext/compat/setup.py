@@ -141,7 +141,7 @@ def make_controller(scheduler: Scheduler) -> Controller:
     config, address = _config(scheduler.server_args), scheduler.server_args._conflux.get("learner_address")
     leader = scheduler.ps.tp_rank == 0
     dtype, kv_dtype = _name(scheduler.model_config.dtype), _name(scheduler.tp_worker.model_runner.kv_cache_dtype)
-    shape = _model_shape(scheduler.model_config, kv_dtype, scheduler.ps.tp_size)
+    shape = _model_shape(scheduler.model_config, kv_dtype, scheduler.ps.tp_size, config.xp)
     profile = device_profile(scheduler.device, dtype, config.state_dir)
     header = Header(
         created_unix_s=time.time(),
@@ -150,6 +150,7 @@ def make_controller(scheduler: Scheduler) -> Controller:
         dtype=dtype,
         kv_dtype=kv_dtype,
         tp=scheduler.ps.tp_size,
+        xp=config.xp,
         mode=config.mode,
         tbt_slo_s=config.tbt_slo_s,
         ttft_slo_s=config.ttft_slo_s,
@@ -189,13 +190,14 @@ def _config(server_args: Any) -> Config:
     return Config(**{field.name: server_args._conflux[field.name] for field in dataclasses.fields(Config)})
 
 
-def _model_shape(model: Any, kv_dtype: str, tp: int) -> ModelShape:
+def _model_shape(model: Any, kv_dtype: str, tp: int, xp: int = 1) -> ModelShape:
     return ModelShape.from_hf_config(
         model.hf_config.to_dict(),
         name=os.path.basename(os.path.normpath(model.model_path)),
         dtype=_name(model.dtype),
         kv_dtype=kv_dtype,
         tp=tp,
+        xp=xp,
     )
 
 

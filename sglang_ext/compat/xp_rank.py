@@ -18,13 +18,14 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
 from sglang_ext.compat.xp_attention import Rows, ShardTable, XpAttention
-from sglang_ext.policy.spread import ROWS_APIECE, piece_order, shard_slots
+from sglang_ext.policy.spread import ROWS_APIECE, as_one_request, piece_order, shard_slots
 from sglang_ext.xp.plan import Admission, Piecework
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.managers.scheduler import Scheduler
 
+    from sglang_ext.timing import Clock, Span
     from sglang_ext.xp.exchange import Exchange
 
 # Prompts whose prefill may be under way at once.
@@ -45,6 +46,17 @@ class Prompt:
     """Of its tokens, how many this rank has taken through the layers."""
 
 
+@dataclass(slots=True)
+class Work:
+    """One forward for the latency model: ``q`` new and ``c`` cached tokens of each request, as if it were the rank's
+    own. ``own``: whether the rank had rows of prompts, without which it says nothing of its kind."""
+
+    phase: str
+    q: list[int]
+    c: list[int]
+    own: bool
+
+
 class XpRank:
     """Prompts under way on rank ``exchange.rank`` of ``scheduler``'s server."""
 
@@ -58,6 +70,8 @@ class XpRank:
         self.prompts: dict[str, Prompt] = {}
         self.counters: Counter[str] = Counter()
         self._launched_s = 0.0
+        self.work = Work("prefill", [], [], own=False)
+        self.span: Span | None = None
 
     # ---- prompts
 
@@ -115,18 +129,23 @@ class XpRank:
 
     # ---- one iteration
 
-    def run(self, chunks: list[Piecework], running: ScheduleBatch | None) -> Iterator[tuple[ScheduleBatch, Any]]:
-        """One forward of this rank's pieces of ``chunks`` and of ``running``, ready to decode.
+    def run(
+        self, chunks: list[Piecework], running: ScheduleBatch | None, clock: Clock
+    ) -> Iterator[tuple[ScheduleBatch, Any]]:
+        """One forward of this rank's pieces of ``chunks`` and of ``running``, ready to decode; ``span`` is its times.
 
         Gives batches and their results: the running one, then of each prompt that ends and decodes here.
         """
         self._launched_s = time.monotonic()
+        self.work = self._work(chunks, running)
         decode = None
         if running is not None:
             resolve_forward_inputs(running, self._scheduler.future_map)
             decode = ForwardBatch.init_new(running, self._runner, return_hidden_states_before_norm=False)
         rows, forward = self._compose(chunks, decode)
+        self.span = clock.start()
         logits = self._forward(rows, forward)
+        clock.stop(self.span)
         # The logits' lines: this rank's pieces in the order of the chunks, then its decodes.
         own = [chunk.rid for chunk in chunks if chunk.pieces[self._exchange.rank]]
         if running is not None and decode is not None:
@@ -143,6 +162,19 @@ class XpRank:
             batch = self.drop(chunk.rid)
             if batch is not None:
                 yield batch, self._sample(batch, _to_sample(batch), logits, self._index([own.index(chunk.rid)]))
+
+    def _work(self, chunks: list[Piecework], running: ScheduleBatch | None) -> Work:
+        ranks, rank = self._exchange.ranks, self._exchange.rank
+        q, c = [], []
+        for chunk in chunks:
+            if piece := chunk.pieces[rank]:
+                q.append(piece)
+                c.append(as_one_request(chunk.start, chunk.end - chunk.start, piece, ranks))
+        pieces = len(q)
+        if running is not None:
+            q += [1] * running.batch_size()
+            c += (running.seq_lens_cpu - 1).tolist()
+        return Work("mixed" if running is not None else "prefill", q, c, bool(pieces))
 
     def _count(self, chunk: Piecework, prompt: Prompt) -> None:
         mine = chunk.pieces[self._exchange.rank]

@@ -20,8 +20,9 @@ from sglang_ext.compat.scheduler import ConfluxScheduler
 from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader
 from sglang_ext.compat.xp_messages import SHARED, plain, refusal, unsupported
 from sglang_ext.compat.xp_rank import XpRank
+from sglang_ext.iteration import Half
 from sglang_ext.xp.exchange import Exchange
-from sglang_ext.xp.plan import Admission, Plan, Retracted, Status
+from sglang_ext.xp.plan import Admission, Piecework, Plan, Retracted, Status
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -130,12 +131,33 @@ class XpScheduler(ConfluxScheduler):
                 running = self.running_batch
         if plan.chunks:
             self.forward_ct += 1
-            for batch, result in self.rank.run(plan.chunks, running):
-                self._process(batch, result)
+            self._prefill(plan.chunks, running)
         elif running is not None:
             self._process(running, self.run_batch(running))
         elif not self.rank.prompts and not self._kept:
             self.on_idle()
+
+    def _prefill(self, chunks: list[Piecework], running: ScheduleBatch | None) -> None:
+        """A forward of pieces and decodes, and what comes of it."""
+        config = self.controller.config
+        targets_s = (req.conflux.tbt_slo_s for req in running.reqs) if running is not None else ()
+        iteration = self.controller.begin(
+            None,
+            "temporal",
+            "xp",
+            tbt_slo_s=min(targets_s, default=config.tbt_slo_s),
+            running=running.batch_size() if running is not None else 0,
+            waiting=len(self.waiting_queue),
+        )
+        for batch, result in self.rank.run(chunks, running, self.controller.clock):
+            self._process(batch, result)
+        work = self.rank.work
+        if work.q:
+            iteration.learnable = work.own
+            tpcs = self.controller.model.total_tpcs
+            iteration.halves.append(Half(work.phase, tpcs, work.q, work.c, len(work.q), [self.rank.span]))
+            self.controller.launched(iteration)
+        self.controller.poll()
 
     def _process(self, batch: ScheduleBatch, result: Any) -> None:
         self.process_batch_result(batch, result)

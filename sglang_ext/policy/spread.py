@@ -81,8 +81,7 @@ def place(tokens: int, reserve: int, loads: Sequence[RankLoad]) -> int | None:
 def times(model: Model, loads: Sequence[RankLoad], cached: int, most: int) -> tuple[FloatArray, FloatArray, IntArray]:
     """Mean and bound of an iteration of each rank [ranks, m] for shares [m] of the prefill.
 
-    A share of n tokens is taken for a prompt of n tokens behind ``cached`` ones: its linear work is that of n tokens,
-    and attention to all of a chunk by a part of the heads costs about as much as to a part of it by all.
+    See :func:`as_one_request`: here all ranks' shares are taken to be alike.
     """
     knots = np.array(sorted({*(knot for knot in KNOTS if knot < most), most}), dtype=np.int64)
     means, uppers = [], []
@@ -90,12 +89,24 @@ def times(model: Model, loads: Sequence[RankLoad], cached: int, most: int) -> tu
         decodes = len(load.decode_context)
         q = np.ones((len(knots), 1 + decodes), dtype=np.int64)
         c = np.empty_like(q)
-        q[:, 0], c[:, 0], c[:, 1:] = knots, cached, load.decode_context
+        q[:, 0], c[:, 0], c[:, 1:] = knots, cached + (len(loads) - 1) * knots, load.decode_context
         predicted = model.predict(model.terms(q, c, float(decodes), model.total_tpcs))
         # Times never fall with the share, or there would be no level.
         means.append(np.maximum.accumulate(predicted.mean_s))
         uppers.append(np.maximum.accumulate(predicted.upper_s))
     return np.array(means), np.array(uppers), knots
+
+
+def as_one_request(start: int, tokens: int, piece: int, ranks: int) -> int:
+    """Cached tokens with which a request of ``piece`` new ones is as much attention as a rank's part of a chunk.
+
+    A rank attends to all pairs of a chunk of ``tokens`` behind ``start`` others by an Nth of the heads: as much as all
+    heads attend to an Nth of the pairs, tokens · (start + tokens) / N = piece · (cached + piece), and no more than the
+    context. Its linear layers work on its piece.
+    """
+    if not piece:
+        return 0
+    return min(max(round(tokens * (start + tokens) / (ranks * piece)) - piece, 0), start + tokens)
 
 
 def spread(

@@ -10,6 +10,7 @@ from sglang_ext.policy.spread import (
     Chunk,
     RankLoad,
     Waiting,
+    as_one_request,
     cut,
     piece_order,
     place,
@@ -111,3 +112,12 @@ def test_a_decode_is_placed_where_the_least_context_is_and_all_have_room_for_the
     assert place(100, 50, [load(500), load(20, free=199)]) == 0
     assert place(100, 50, [load(500, free=200), load(20, free=49)]) is None
     assert place(100, 50, [load(500, free=199), load(20, free=199)]) is None
+
+
+@given(st.integers(0, 4000), st.integers(1, 4000), st.integers(1, 4))
+def test_an_even_piece_counts_as_as_many_pairs_as_a_part_of_the_heads_sees(start: int, piece: int, ranks: int) -> None:
+    tokens = piece * ranks
+    cached = as_one_request(start, tokens, piece, ranks)
+    assert piece * (cached + piece) == pytest.approx(tokens * (start + tokens) / ranks, abs=piece)
+    assert as_one_request(start, tokens, 0, ranks) == 0
+    assert as_one_request(start, 4000, 1, 4) <= start + 4000
