@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from sglang_ext.xp.plan import Admission, Piecework, Plan, Status
 
 if TYPE_CHECKING:
     from sglang_ext.compat.xp_scheduler import XpScheduler
+
+logger = logging.getLogger(__name__)
 
 # Slots kept for what a new request may still decode, as SGLang's admission does.
 MOST_RESERVED = 4096
@@ -68,7 +71,12 @@ class Leader:
         plan = Plan(shared=self._shared, stop=bool(self._scheduler.gracefully_exit))
         self._shared = []
         for rank, status in enumerate(statuses):
-            self._retracted += [(one.rid, rank, one.tokens) for one in status.retracted]
+            for one in status.retracted:
+                if len(one.tokens) + shard_slots(len(one.tokens), self._ranks) > status.slots:
+                    logger.error("conflux: %s has outgrown the KV cache of XP rank %d; it is aborted", one.rid, rank)
+                    self._aborted.append(one.rid)
+                else:
+                    self._retracted.append((one.rid, rank, one.tokens))
         plan.aborted, self._aborted = self._aborted, []
         for beginning in plan.aborted:
             self._active = [one for one in self._active if not one.rid.startswith(beginning)]
@@ -88,20 +96,33 @@ class Leader:
     # ---- who begins
 
     def _admit(self, loads: list[RankLoad], free_rows: int) -> list[Admission]:
-        found: list[Admission] = []
-        left = sum(one.tokens - one.done for one in self._active)
+        left = self._budget - sum(one.tokens - one.done for one in self._active)
         most = min(MOST_PROMPTS - len(self._active), free_rows)
-        while self._retracted and left < self._budget and len(found) < most:
+        found = self._admit_retracted(loads, left, most)
+        left -= sum(len(one.tokens) for one in found)
+        if not self._retracted:
+            found += self._admit_waiting(loads, left, most - len(found))
+        self._active += [_Active(one.rid, len(one.tokens), one.owner) for one in found]
+        return found
+
+    def _admit_retracted(self, loads: list[RankLoad], left: int, most: int) -> list[Admission]:
+        """Those that have waited longest go first, on the rank where they are known."""
+        found: list[Admission] = []
+        while self._retracted and left > 0 and len(found) < most:
             rid, owner, tokens = self._retracted[0]
             if not self._take(loads, owner, len(tokens), 0):
-                return found
+                break
             self._retracted.popleft()
             found.append(Admission(rid, owner, tokens, None))
-            left += len(tokens)
+            left -= len(tokens)
+        return found
+
+    def _admit_waiting(self, loads: list[RankLoad], left: int, most: int) -> list[Admission]:
+        found: list[Admission] = []
         queue = self._scheduler.waiting_queue
-        if len(queue) > 1 and left < self._budget and len(found) < most:
+        if len(queue) > 1 and left > 0 and most > 0:
             queue[:] = [queue[index] for index in self._order(queue)]
-        while queue and left < self._budget and len(found) < most:
+        while queue and left > 0 and len(found) < most:
             req = queue[0]
             tokens = list(req.origin_input_ids)
             reserve = self._reserve(req.sampling_params.max_new_tokens, len(tokens), loads)
@@ -112,8 +133,7 @@ class Leader:
             found.append(Admission(req.rid, owner, tokens, req.xp_request, req.conflux.arrival_s))
             if owner == 0:
                 self._scheduler.keep(req)
-            left += len(tokens)
-        self._active += [_Active(one.rid, len(one.tokens), one.owner) for one in found]
+            left -= len(tokens)
         return found
 
     def _reserve(self, max_new_tokens: int, tokens: int, loads: list[RankLoad]) -> int:

@@ -20,9 +20,9 @@ from learner.report import write_json
 from learner.shape import ModelShape
 from learner.traces import TraceError, TraceRequest, at_rate, cap_lengths, read_trace, scale_rate
 from sglang_ext.simulate import report
-from sglang_ext.simulate.engine import Engine
 from sglang_ext.simulate.host import HostTimes
-from sglang_ext.simulate.systems import DEFAULT, system
+from sglang_ext.simulate.systems import DEFAULT
+from sglang_ext.simulate.xp import serve_on
 
 USAGE_ERROR = 2
 
@@ -45,7 +45,13 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--dtype", default="bfloat16", help="of --model (default: bfloat16)")
     options.add_argument("--tp", type=_positive, default=1, help="tensor-parallel size for --model (default: 1)")
-    options.add_argument("--systems", nargs="+", default=list(DEFAULT), metavar="NAME", help=f"of {', '.join(DEFAULT)}")
+    options.add_argument(
+        "--systems",
+        nargs="+",
+        default=list(DEFAULT),
+        metavar="NAME",
+        help=f"of {', '.join(DEFAULT)}; on N GPUs NAME/tpN, NAME/dpN (N servers, round robin) or conflux-xpN",
+    )
     options.add_argument("--limit", type=_positive, metavar="N", help="only the first N requests")
     options.add_argument("--rate", type=_above_zero, metavar="R", help="stretch arrivals to a mean of R requests/s")
     options.add_argument("--scale", type=_above_zero, metavar="F", help="F times the trace's own rate")
@@ -151,18 +157,20 @@ def _run(
     name: str, trace: list[TraceRequest], model: LatencyModel, host: HostTimes, options: argparse.Namespace
 ) -> report.Simulated:
     tbt_slo_s, ttft_slo_s = 1e-3 * options.tbt_slo_ms, 1e-3 * options.ttft_slo_ms
-    engine = Engine(
-        system(name, model, ttft_slo_s),
-        model,
-        tbt_slo_s=tbt_slo_s,
-        host=host,
-        kv_tokens=options.kv_tokens,
-        most_running=options.max_running,
-    )
     hidden = True if options.quiet else None  # None: only on a terminal
     with tqdm(total=len(trace), unit=" requests", desc=name, leave=False, disable=hidden) as bar:
-        result = engine.run(trace, bar.update)
-    return report.Simulated(result, result.summary(ttft_slo_s, tbt_slo_s), engine.shares)
+        result, shares = serve_on(
+            name,
+            trace,
+            model,
+            tbt_slo_s=tbt_slo_s,
+            ttft_slo_s=ttft_slo_s,
+            host=host,
+            kv_tokens=options.kv_tokens,
+            most_running=options.max_running,
+            ended=bar.update,
+        )
+    return report.Simulated(result, result.summary(ttft_slo_s, tbt_slo_s), shares)
 
 
 def _positive(text: str) -> int:

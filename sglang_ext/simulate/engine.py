@@ -21,11 +21,11 @@ from sglang_ext.simulate.systems import LOOK_AHEAD, Step, System
 _H200_HOST = HostTimes()
 _WAITING_SEEN = 64
 # Decode steps between two decisions are timed together: at most so many numbers, and steps, at once.
-_MOST_CELLS, _MOST_STEPS = 20_000, 64
+MOST_CELLS, MOST_STEPS = 20_000, 64
 
 
 @dataclass(slots=True)
-class _Live:
+class Live:
     """A request that was admitted or waits."""
 
     index: int
@@ -44,6 +44,26 @@ class _Live:
     @property
     def new(self) -> int:
         return self.request.input_tokens - self.done
+
+    def make(self, ends_s: list[float]) -> None:
+        """Take a token at each of these times, as long as it wants any."""
+        made = ends_s[: self.left]
+        self.event_s += made
+        self.left -= len(made)
+
+    def result(self, deliver_s: float) -> RequestResult:
+        """What its client saw, each token so long after it was made."""
+        event_s = [at_s + deliver_s for at_s in self.event_s]
+        return RequestResult(
+            index=self.index,
+            scheduled_s=self.request.arrival_s,
+            sent_s=self.request.arrival_s,
+            end_s=event_s[-1],
+            input_tokens=self.request.input_tokens,
+            requested_tokens=len(event_s),
+            event_s=event_s,
+            event_tokens=list(range(1, len(event_s) + 1)),
+        )
 
 
 class Engine:
@@ -67,10 +87,10 @@ class Engine:
         self._system, self._device, self._host, self._tbt_slo_s = system, device, host, tbt_slo_s
         self._tpcs = device.total_tpcs
         self._cache, self._most_running = Cache(kv_tokens), most_running
-        self._arriving: deque[_Live] = deque()
-        self._waiting: list[_Live] = []
-        self._chunked: _Live | None = None
-        self._running: list[_Live] = []
+        self._arriving: deque[Live] = deque()
+        self._waiting: list[Live] = []
+        self._chunked: Live | None = None
+        self._running: list[Live] = []
         self._clock_s = self._decided_s = self._waited_s = 0.0
         self._after_window = False
         self.shares: list[tuple[float, float, float]] = []
@@ -81,14 +101,14 @@ class Engine:
 
         Raises ValueError for a request that fits into no KV pool of that size.
         """
-        lives = [_Live(index, request, request.arrival_s + self._host.ingest_s) for index, request in enumerate(trace)]
+        lives = [Live(index, request, request.arrival_s + self._host.ingest_s) for index, request in enumerate(trace)]
         for live in lives:
             if live.needs > self._cache.room:
                 raise ValueError(f"request {live.index} needs {live.needs:,} KV slots, more than there are")
         self._arriving, self._ended = deque(lives), ended
         while self._arriving or self._waiting or self._running or self._chunked is not None:
             self._iterate()
-        results = [self._result(live) for live in lives]
+        results = [live.result(self._host.deliver_s) for live in lives]
         return LoadResult(results, max((result.end_s for result in results), default=0.0))
 
     def _iterate(self) -> None:
@@ -107,7 +127,7 @@ class Engine:
 
     # ---- what could run
 
-    def _offered(self) -> list[_Live]:
+    def _offered(self) -> list[Live]:
         """Waiting requests that may be admitted now, a chunk in progress first, in order."""
         waiting = self._waiting
         if len(waiting) > 1:
@@ -127,7 +147,7 @@ class Engine:
             offered.append(live)
         return offered
 
-    def _situation(self, offered: list[_Live]) -> Situation:
+    def _situation(self, offered: list[Live]) -> Situation:
         for live in offered:
             if live is not self._chunked:
                 live.cached = live.done = self._cache.cached_tokens(live.request)
@@ -152,7 +172,7 @@ class Engine:
 
     # ---- what runs
 
-    def _share(self, offered: list[_Live]) -> None:
+    def _share(self, offered: list[Live]) -> None:
         """One iteration for which the system decides."""
         situation = self._situation(offered)
         step = self._system.step(situation)
@@ -211,11 +231,11 @@ class Engine:
         self._waited_s = end_s - (min(ends_s[-1], first_s) if ends else ends_s[-1])
         return first_s, end_s
 
-    def _decode(self, most_steps: int = _MOST_STEPS) -> None:
+    def _decode(self, most_steps: int = MOST_STEPS) -> None:
         """Decode alone until somebody ends or arrives."""
         contexts = self._contexts()
         rows = len(contexts)
-        steps = max(1, min(most_steps, _MOST_CELLS // rows, *(live.left for live in self._running)))
+        steps = max(1, min(most_steps, MOST_CELLS // rows, *(live.left for live in self._running)))
         c = contexts + np.arange(steps)[:, None]
         times_s = self._device.predict(self._device.terms(1, c, rows, self._tpcs)).mean_s
         first_s = self._host.after_window_s if self._after_window else self._host.batch_s
@@ -242,9 +262,9 @@ class Engine:
 
     # ---- requests
 
-    def _admit(self, offered: list[_Live], budget: int) -> list[tuple[_Live, int]]:
+    def _admit(self, offered: list[Live], budget: int) -> list[tuple[Live, int]]:
         """What of each the budget buys; those that are new to it are admitted."""
-        taken: list[tuple[_Live, int]] = []
+        taken: list[tuple[Live, int]] = []
         for live in offered:
             tokens = min(live.new, budget)
             if not tokens:
@@ -257,7 +277,7 @@ class Engine:
             budget -= tokens
         return taken
 
-    def _prefilled(self, taken: list[tuple[_Live, int]], end_s: float) -> None:
+    def _prefilled(self, taken: list[tuple[Live, int]], end_s: float) -> None:
         self._chunked = None
         for live, tokens in taken:
             live.done += tokens
@@ -267,12 +287,10 @@ class Engine:
                 self._running.append(live)
                 self._tokens([live], [end_s])
 
-    def _tokens(self, lives: list[_Live], ends_s: list[float]) -> None:
+    def _tokens(self, lives: list[Live], ends_s: list[float]) -> None:
         """One token for each at each of these times, as long as it wants any."""
         for live in lives:
-            made = ends_s[: live.left]
-            live.event_s += made
-            live.left -= len(made)
+            live.make(ends_s)
 
     def _let_go(self) -> None:
         """Requests that have all their tokens leave."""
@@ -283,17 +301,3 @@ class Engine:
                 self._cache.release(live.request, live.needs)
                 self._ended()
         self._running = [live for live in self._running if live.left]
-
-    def _result(self, live: _Live) -> RequestResult:
-        event_s = [at_s + self._host.deliver_s for at_s in live.event_s]
-        request = live.request
-        return RequestResult(
-            index=live.index,
-            scheduled_s=request.arrival_s,
-            sent_s=request.arrival_s,
-            end_s=event_s[-1],
-            input_tokens=request.input_tokens,
-            requested_tokens=len(event_s),
-            event_s=event_s,
-            event_tokens=list(range(1, len(event_s) + 1)),
-        )

@@ -22,7 +22,7 @@ STOCK_CHUNK = 8192
 
 DEFAULT = ("stock", "stock-chunk-2048", "stock-mixed-512", "stock-mixed-2048", "conflux-duet", "conflux-auto")
 LOOK_AHEAD = 64
-_LEAST_CHUNK = 32
+LEAST_CHUNK = 32
 
 
 class Step(NamedTuple):
@@ -85,7 +85,7 @@ class Conflux:
             concurrent=bool(levels),
             levels=levels,
             max_look_ahead=LOOK_AHEAD,
-            least_chunk=_LEAST_CHUNK,
+            least_chunk=LEAST_CHUNK,
         )
         self._explorer = Explorer() if mode == "auto" else None
 

@@ -12,7 +12,7 @@ from learner import LatencyModel
 from learner.traces import TraceRequest
 from sglang_ext.config import MODES
 from sglang_ext.served import LoadResult
-from sglang_ext.simulate.engine import Engine, _Live
+from sglang_ext.simulate.engine import Engine, Live
 from sglang_ext.simulate.host import HostTimes
 from sglang_ext.simulate.systems import Step, system
 from tests.learner.test_latency import H200, LARGE
@@ -91,7 +91,7 @@ def test_stock_stalls_decodes_for_a_prefill_and_a_target_does_not() -> None:
 
 def test_who_got_its_first_token_before_the_window_closed_has_waited_since() -> None:
     engine = Engine(system("conflux-spatial", MODEL, 2.0), MODEL, tbt_slo_s=0.1)
-    engine._running = [_Live(0, TraceRequest(0.0, 6000, 90), 0.0, left=90) for _ in range(32)]
+    engine._running = [Live(0, TraceRequest(0.0, 6000, 90), 0.0, left=90) for _ in range(32)]
     step = Step(256, 4, window=True, prefill_tpcs=50, decode_tpcs=16)
     contexts, one = np.full(32, 6000), np.array([256])
     first_s, end_s = engine._window(step, 1.0, contexts, one, 0 * one, ends=1)
