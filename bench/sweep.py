@@ -27,7 +27,7 @@ from bench.server import ServerError
 from bench.shapes import SHAPES
 from bench.switched import conflux_state, set_mode, settle
 from bench.systems import CONFLUX, ROOT, STOCK, measure_missing, server
-from learner.traces import TraceRequest, at_rate, cap_lengths, read_trace
+from learner.traces import TraceRequest, at_rate, cap_lengths, poisson, read_trace
 from sglang_ext.served import LoadResult
 
 _GRACE_S = 30.0
@@ -58,6 +58,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "sweep", help="servers' logs and records")
     parser.add_argument("--until", type=float, default=420.0, help="start nothing after so many seconds")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
+    parser.add_argument("--poisson", action="store_true", help="arrivals at random times; Mooncake's come in heaps")
     parser.add_argument("--quick", action="store_true", help="the whole way in small, without a GPU")
     if parser.parse_known_args()[0].quick:
         parser.set_defaults(**QUICK)
@@ -91,11 +92,17 @@ SHOWN = (
 )
 
 
+def name_of(given: argparse.Namespace) -> str:
+    """What the load is called in the report."""
+    trace = given.trace.stem if given.trace is not None else "quick"
+    return f"{trace}, poisson" if given.poisson else trace
+
+
 def missing(report: dict[str, Any], systems: list[str], given: argparse.Namespace) -> list[Point]:
     """Points of these systems that the report lacks."""
     known = {(p["system"], p["trace"], p["rate"], p["tbt_slo_ms"], p["model"]) for p in report["points"]}
     asked = [
-        Point(system, given.trace.stem if given.trace is not None else "quick", rate, target)
+        Point(system, name_of(given), rate, target)
         for system in systems
         for target in (given.tbt_slo_ms if system in CONFLUX else [0.0])
         for rate in given.rates
@@ -132,17 +139,17 @@ def requests(given: argparse.Namespace) -> list[TraceRequest]:
     """The first requests of the trace that are short enough; without one a few of all kinds."""
     trace = read_trace(given.trace) if given.trace is not None else quick_trace(given.requests)
     trace = [request for request in trace if 0 < request.input_tokens <= given.longest_input]
-    return cap_lengths(trace[: given.requests], input_tokens=given.longest_input, output_tokens=given.longest_output)
+    trace = poisson(trace[: given.requests]) if given.poisson else trace[: given.requests]
+    return cap_lengths(trace, input_tokens=given.longest_input, output_tokens=given.longest_output)
 
 
 def quick_trace(count: int) -> list[TraceRequest]:
     """Poisson arrivals, one a second; every fourth prompt is long."""
-    rng, at_s, found = random.Random(0), 0.0, []
+    rng, found = random.Random(0), []
     for number in range(count):
         prompt = rng.randint(1000, 1500) if number % 4 == 3 else rng.randint(20, 200)
-        found.append(TraceRequest(at_s, prompt, rng.randint(8, 24)))
-        at_s += rng.expovariate(1.0)
-    return found
+        found.append(TraceRequest(0.0, prompt, rng.randint(8, 24)))
+    return poisson(found)
 
 
 def figures(loaded: LoadResult, point: Point, given: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from learner.device import DeviceProfile
 from learner.latency import LatencyModel
 from learner.prior import cold_snapshot
 from learner.shape import ModelShape
-from learner.traces import TraceRequest, at_rate, cap_lengths, read_trace
+from learner.traces import TraceRequest, at_rate, cap_lengths, poisson, read_trace
 from sglang_ext.served import Summary
 from sglang_ext.simulate.host import HostTimes
 from sglang_ext.simulate.xp import serve_on
@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, nargs="*", default=[4])
     parser.add_argument("--systems", nargs="*", default=["stock-mixed-2048/tp", "stock-mixed-2048/dp", "stock/tp",
                         "stock/dp", "conflux-auto/dp", "conflux-xp"], help="without the number of GPUs")  # fmt: skip
+    parser.add_argument("--poisson", action="store_true", help="arrivals at random times (Mooncake's come in heaps)")
     parser.add_argument("--limit", type=int, default=300, help="requests (default: 300)")
     parser.add_argument("--ttft-slo-ms", type=float, default=2000.0)
     parser.add_argument("--tbt-slo-ms", type=float, default=100.0)
@@ -52,10 +53,20 @@ def main() -> int:
     model = LatencyModel(shape, profile, cold_snapshot(profile))
     trace = cap_lengths(read_trace(given.trace, given.limit), input_tokens=32_000, output_tokens=4_096)
     trace = [request for request in trace if request.input_tokens > 0]
+    if given.poisson:
+        trace = poisson(trace)
     for gpus in given.gpus:
         for system in given.systems:
             found = goodput(f"{system}{gpus}", trace, model, given)
-            report["points"].append({"trace": given.trace.name, "requests": len(trace), "model": given.model, **found})
+            report["points"].append(
+                {
+                    "trace": given.trace.name,
+                    "poisson": given.poisson,
+                    "requests": len(trace),
+                    "model": given.model,
+                    **found,
+                }
+            )
             print(json.dumps(report["points"][-1]), flush=True)
             given.output.write_text(json.dumps(report, indent=1) + "\n")
     return 0

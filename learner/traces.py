@@ -14,6 +14,7 @@ import io
 import itertools
 import math
 import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -128,6 +129,18 @@ def at_rate(trace: Sequence[TraceRequest], requests_per_s: float) -> list[TraceR
         return list(trace)
     rate = (len(trace) - 1) / (trace[-1].arrival_s - trace[0].arrival_s)
     return scale_rate(trace, requests_per_s / rate)
+
+
+def poisson(trace: Sequence[TraceRequest], seed: int = 0) -> list[TraceRequest]:
+    """Return the requests in their order, arriving as a Poisson process of one a second (see :func:`at_rate`).
+
+    Some traces round arrivals to seconds, so that requests come in heaps, at any rate.
+    """
+    draw, at_s, arriving = random.Random(seed), 0.0, []
+    for request in trace:
+        arriving.append(replace(request, arrival_s=at_s))
+        at_s += draw.expovariate(1.0)
+    return arriving
 
 
 def scale_lengths(trace: Sequence[TraceRequest], input_factor: float, output_factor: float) -> list[TraceRequest]:

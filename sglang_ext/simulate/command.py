@@ -18,7 +18,7 @@ from learner.prior import cold_snapshot, shipped_prior
 from learner.record_file import RecordFileError, RecordReader
 from learner.report import write_json
 from learner.shape import ModelShape
-from learner.traces import TraceError, TraceRequest, at_rate, cap_lengths, read_trace, scale_rate
+from learner.traces import TraceError, TraceRequest, at_rate, cap_lengths, poisson, read_trace, scale_rate
 from sglang_ext.simulate import report
 from sglang_ext.simulate.host import HostTimes
 from sglang_ext.simulate.systems import DEFAULT
@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--limit", type=_positive, metavar="N", help="only the first N requests")
     options.add_argument("--rate", type=_above_zero, metavar="R", help="stretch arrivals to a mean of R requests/s")
     options.add_argument("--scale", type=_above_zero, metavar="F", help="F times the trace's own rate")
+    options.add_argument("--poisson", action="store_true", help="requests arrive at random times, at --rate")
     options.add_argument("--longest-input", type=_positive, default=32_000, metavar="N", help="cut prompts to N tokens")
     options.add_argument("--longest-output", type=_positive, default=4_096, metavar="N", help="cut answers to N tokens")
     options.add_argument("--tbt-slo-ms", type=_above_zero, default=50.0, help="target (default: 50)")
@@ -104,6 +105,10 @@ def _trace(options: argparse.Namespace) -> list[TraceRequest]:
     trace = [request for request in trace if request.input_tokens > 0]
     if not trace:
         raise ValueError(f"{options.trace}: no request has a prompt")
+    if options.poisson:
+        if options.rate is None:
+            raise ValueError("--poisson needs a --rate")
+        trace = poisson(trace)
     if options.rate is not None:
         return at_rate(trace, options.rate)
     return trace if options.scale is None else scale_rate(trace, options.scale)

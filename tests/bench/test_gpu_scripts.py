@@ -135,7 +135,12 @@ def test_groups_share_one_server_among_confluxs_modes() -> None:
 
 def test_a_sweep_knows_what_it_lacks_and_judges_by_every_target() -> None:
     given = argparse.Namespace(
-        trace=Path("x/azure.csv"), rates=[2.0, 4.0], tbt_slo_ms=[25.0, 50.0], ttft_slo_ms=1000.0, model="Qwen3-8B"
+        poisson=False,
+        trace=Path("x/azure.csv"),
+        rates=[2.0, 4.0],
+        tbt_slo_ms=[25.0, 50.0],
+        ttft_slo_ms=1000.0,
+        model="Qwen3-8B",
     )
     asked = sweep.missing({"points": []}, ["stock", "conflux-auto"], given)
     assert len(asked) == 2 + 4

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from learner.traces import (
     TraceRequest,
     at_rate,
     cap_lengths,
+    poisson,
     read_azure,
     read_mooncake,
     read_trace,
@@ -126,6 +128,23 @@ def test_at_rate_reaches_the_rate(trace: list[TraceRequest], rate: float) -> Non
         assert (len(scaled) - 1) / span_s == pytest.approx(rate)
     else:
         assert scaled == trace
+
+
+@given(traces, st.integers(0, 5))
+def test_poisson_arrivals_are_those_of_their_seed_and_in_order(trace: list[TraceRequest], seed: int) -> None:
+    arriving = poisson(trace, seed)
+    assert arriving == poisson(trace, seed)
+    assert [replace(request, arrival_s=0.0) for request in arriving] == [
+        replace(request, arrival_s=0.0) for request in trace
+    ]
+    times = [request.arrival_s for request in arriving]
+    assert times[:1] in ([], [0.0])
+    assert times == sorted(set(times))
+
+
+def test_poisson_arrivals_come_one_a_second_on_average() -> None:
+    times = [request.arrival_s for request in poisson([TraceRequest(0.0, 1, 1)] * 4000)]
+    assert times[-1] == pytest.approx(3999, rel=0.05)
 
 
 @given(traces, st.floats(0.01, 3), st.floats(0.01, 3))
