@@ -30,12 +30,14 @@ class Machine:
 class Torch:
     """``cuda``: the CUDA version it was built for, None for a CPU build. ``error``: why it cannot be imported.
 
-    ``sees_gpus``: how many GPUs it can use. ``threads``: what it computes with on a CPU.
+    ``sees_gpus``: how many GPUs it can use. ``peers``: pairs of these that reach each other's memory, without which
+    ranks of ``--tp`` and ``--conflux-xp`` talk through the host. ``threads``: what it computes with on a CPU.
     """
 
     version: str | None
     cuda: str | None = None
     sees_gpus: int | None = None
+    peers: tuple[tuple[int, int], ...] = ()
     threads: int | None = None
     error: str | None = None
 

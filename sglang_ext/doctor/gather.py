@@ -98,7 +98,13 @@ def _torch(probed: Probed) -> Torch:
         version = _version("torch")
         error = "it is not installed" if version is None else f"it cannot be imported: {probed.ended.detail}"
         return Torch(version=version, error=error)
-    return Torch(version=told["version"], cuda=told["cuda"], sees_gpus=len(told["gpus"]), threads=told["threads"])
+    return Torch(
+        version=told["version"],
+        cuda=told["cuda"],
+        sees_gpus=len(told["gpus"]),
+        peers=tuple((high, low) for high, low in told.get("peers", [])),
+        threads=told["threads"],
+    )
 
 
 def _sglang() -> Sglang:

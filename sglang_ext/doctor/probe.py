@@ -52,13 +52,14 @@ def main(argv: list[str]) -> int:
 
 
 def probe_torch() -> None:
-    """Step ``torch``: version, CUDA, threads, GPUs as far as PyTorch sees them."""
+    """Step ``torch``: version, CUDA, threads, GPUs as far as PyTorch sees them, and which reach each other's memory."""
     import torch
 
-    gpus = []
+    gpus, peers = [], []
     if torch.cuda.is_available():
         for ordinal in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(ordinal)
+            peers += [[ordinal, other] for other in range(ordinal) if torch.cuda.can_device_access_peer(ordinal, other)]
             gpus.append(
                 {
                     "ordinal": ordinal,
@@ -68,7 +69,8 @@ def probe_torch() -> None:
                     "compute_capability": f"{gpu.major}.{gpu.minor}",
                 }
             )
-    say("torch", version=str(torch.__version__), cuda=torch.version.cuda, threads=torch.get_num_threads(), gpus=gpus)
+    about = {"version": str(torch.__version__), "cuda": torch.version.cuda, "threads": torch.get_num_threads()}
+    say("torch", **about, gpus=gpus, peers=peers)
 
 
 def probe_driver(orders: Orders) -> None:

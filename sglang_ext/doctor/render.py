@@ -61,11 +61,22 @@ def _gpu(facts: Facts) -> list[Row]:
     rows = [("driver", _driver(facts.driver))]
     for gpu in facts.gpus:
         rows.append((f"GPU {gpu.ordinal}", _one_gpu(gpu)))
+    if len(facts.gpus) > 1:
+        rows.append(("GPU links", _links(len(facts.gpus), facts.torch.peers)))
     if not facts.gpus:
         rows.append(("GPU", facts.hidden or "none"))
     if facts.gpcs is not None:
         rows += _gpcs(facts.gpcs)
     return rows
+
+
+def _links(gpus: int, peers: tuple[tuple[int, int], ...]) -> str:
+    """Which GPUs several ranks could be put on."""
+    if len(peers) == gpus * (gpus - 1) // 2:
+        return "every GPU reaches every other's memory"
+    if not peers:
+        return "no GPU reaches another's memory: several ranks talk through the host"
+    return ", ".join(f"{low} and {high}" for high, low in peers) + " reach each other's memory"
 
 
 def _driver(driver: Driver | None) -> str:

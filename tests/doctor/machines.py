@@ -32,7 +32,7 @@ H200 = Facts(
         cores=16,
         memory_bytes=128 << 30,
     ),
-    torch=Torch(version="2.11.0+cu130", cuda="13.0", sees_gpus=2, threads=16),
+    torch=Torch(version="2.11.0+cu130", cuda="13.0", sees_gpus=2, peers=((1, 0),), threads=16),
     sglang=Sglang(version="0.5.17", supported=True, supported_versions=("0.5.17",), plugin=True),
     conflux=Conflux(version="0.1.0", extension=True),
     device="cuda",

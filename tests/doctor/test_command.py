@@ -70,7 +70,14 @@ def test_json_without_a_gpu(tmp_path: Path, light: dict[str, str]) -> None:
     assert facts["device"] == "cpu"
     assert facts["gpus"] == []
     assert facts["tested_gpu"] is None
-    assert facts["torch"] == {"version": "9.9.9+light", "cuda": None, "sees_gpus": 0, "threads": 3, "error": None}
+    assert facts["torch"] == {
+        "version": "9.9.9+light",
+        "cuda": None,
+        "sees_gpus": 0,
+        "threads": 3,
+        "peers": [],
+        "error": None,
+    }
     assert [way["verdict"] for way in facts["ways"]] == ["unavailable", "unavailable"]
     assert facts["profile"]["source"] == "none"
     assert read["serving"]["possible"] is True

@@ -10,7 +10,7 @@ import pytest
 
 from sglang_ext.doctor.advice import judge
 from sglang_ext.doctor.facts import Facts, Report, Way
-from sglang_ext.doctor.render import WIDTH, as_json, as_text, flops_text
+from sglang_ext.doctor.render import WIDTH, _links, as_json, as_text, flops_text
 
 from .machines import H200, LAPTOP, with_part
 
@@ -77,7 +77,7 @@ def test_names_of_fields_are_a_promise() -> None:
     read = json.loads(as_json(judge(H200)))
     facts = read["facts"]
     assert list(facts["machine"]) == ["system", "architecture", "python", "python_supported", "cores", "memory_bytes"]
-    assert list(facts["torch"]) == ["version", "cuda", "sees_gpus", "threads", "error"]
+    assert list(facts["torch"]) == ["version", "cuda", "sees_gpus", "peers", "threads", "error"]
     assert list(facts["sglang"]) == ["version", "supported", "supported_versions", "plugin", "plugin_problem"]
     assert list(facts["conflux"]) == ["version", "extension", "extension_problem"]
     assert list(facts["driver"]) == ["version", "cuda", "library", "error"]
@@ -102,3 +102,15 @@ def test_a_long_reason_is_wrapped_under_its_label() -> None:
 def test_units_of_compute() -> None:
     assert flops_text(677e12) == "677 TFLOP/s"
     assert flops_text(52.14e9) == "52.14 GFLOP/s"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "peers", "said"),
+    [
+        (2, ((1, 0),), "every GPU reaches every other's memory"),
+        (2, (), "no GPU reaches another's memory: several ranks talk through the host"),
+        (3, ((1, 0),), "0 and 1 reach each other's memory"),
+    ],
+)
+def test_links_between_gpus_are_named(gpus, peers, said) -> None:
+    assert _links(gpus, peers) == said
