@@ -16,6 +16,8 @@ import torch.distributed as dist
 HOST = "127.0.0.1"
 START_S = 600.0  # until the slowest rank has loaded its model
 ANSWER_S = 300.0  # rank 0 says something at least every few seconds
+# Nearly all that is said fits into one message of a known length, which spares a message with the length.
+LETTER_BYTES, _LENGTH = 1 << 13, 8
 
 
 class RankLostError(RuntimeError):
@@ -55,28 +57,30 @@ class Exchange:
 
     def gather(self, mine: Any) -> list[Any]:
         """What each rank said, by rank, for rank 0; the others get nothing."""
-        data = _bytes(mine)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
-        self._wait(self._host.allgather([sizes], [torch.tensor([data.numel()])]))
+        letter, rest = _letter(mine)
+        letters = [torch.empty_like(letter) for _ in range(self.ranks)]
+        self._wait(self._host.allgather([letters], [letter]))
         if self.rank:
-            self._wait(self._host.send([data], 0, 0))
+            if len(rest):
+                self._wait(self._host.send([rest], 0, 0))
             return []
-        found = [mine]
-        for rank in range(1, self.ranks):
-            other = torch.empty(int(sizes[rank]), dtype=torch.uint8)
-            self._wait(self._host.recv([other], rank, 0))
-            found.append(_object(other))
-        return found
+        return [mine, *(_word(letters[rank], self._rest_from(rank, letters[rank])) for rank in range(1, self.ranks))]
+
+    def _rest_from(self, rank: int, letter: torch.Tensor) -> torch.Tensor:
+        rest = torch.empty(_missing(letter), dtype=torch.uint8)
+        if len(rest):
+            self._wait(self._host.recv([rest], rank, 0))
+        return rest
 
     def broadcast(self, word: Any) -> Any:
         """What rank 0 says; the others' ``word`` is ignored."""
-        data = _bytes(word) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
-        size = torch.tensor([data.numel()])
-        self._wait(self._host.broadcast(size, 0))
-        if self.rank:
-            data = torch.empty(int(size), dtype=torch.uint8)
-        self._wait(self._host.broadcast(data, 0))
-        return word if self.rank == 0 else _object(data)
+        letter, rest = _letter(word if self.rank == 0 else None)
+        self._wait(self._host.broadcast(letter, 0))
+        if missing := _missing(letter):
+            if self.rank:
+                rest = torch.empty(missing, dtype=torch.uint8)
+            self._wait(self._host.broadcast(rest, 0))
+        return word if self.rank == 0 else _word(letter, rest)
 
     # ---- rows
 
@@ -102,9 +106,20 @@ class Exchange:
             raise RankLostError(f"XP rank {self.rank}: another rank is gone: {str(error).splitlines()[0]}") from error
 
 
-def _bytes(word: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(word)), dtype=torch.uint8)
+def _letter(word: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A word as its length and its first bytes, as many as fit LETTER_BYTES, and the rest."""
+    data = pickle.dumps(word)
+    letter = torch.zeros(LETTER_BYTES, dtype=torch.uint8)
+    whole = torch.frombuffer(bytearray(len(data).to_bytes(_LENGTH, "little") + data), dtype=torch.uint8)
+    letter[: len(whole)] = whole[:LETTER_BYTES]
+    return letter, whole[LETTER_BYTES:]
 
 
-def _object(data: torch.Tensor) -> Any:
-    return pickle.loads(data.numpy().tobytes())
+def _missing(letter: torch.Tensor) -> int:
+    """How many bytes of a word its letter lacks."""
+    length = int.from_bytes(letter[:_LENGTH].numpy().tobytes(), "little")
+    return max(_LENGTH + length - LETTER_BYTES, 0)
+
+
+def _word(letter: torch.Tensor, rest: torch.Tensor) -> Any:
+    return pickle.loads(letter.numpy().tobytes()[_LENGTH:] + rest.numpy().tobytes())
