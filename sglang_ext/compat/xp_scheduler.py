@@ -118,7 +118,7 @@ class XpScheduler(ConfluxScheduler):
                 self._request_dispatcher(message)  # rank 0 answers
             self.gracefully_exit = plan.stop
         for beginning in plan.aborted:
-            self._abort(beginning)
+            self._abort(beginning, {admission.rid for admission in plan.admissions})
         if self.paused:
             return
         for admission in plan.admissions:
@@ -232,15 +232,15 @@ class XpScheduler(ConfluxScheduler):
         if self.leader is not None:
             self.leader.abort("" if recv_req.abort_all else recv_req.rid)
 
-    def _abort(self, beginning: str) -> None:
-        """End what this rank has of requests whose names begin so."""
+    def _abort(self, beginning: str, new: set[str]) -> None:
+        """End what this rank has of requests whose names begin so, but for ``new`` ones, which came later."""
         for rid in [rid for rid in self.rank.prompts if rid.startswith(beginning)]:
             batch = self.rank.drop(rid)
             if batch is not None:
                 (req,) = batch.reqs
                 release_kv_cache(req, self.tree_cache, is_insert=False)
                 self._say_aborted(req)
-        for rid in [rid for rid in self._kept if rid.startswith(beginning)]:
+        for rid in [rid for rid in self._kept if rid.startswith(beginning) and rid not in new]:
             self._say_aborted(self._kept.pop(rid))
         for req in self.running_batch.reqs:
             if not req.finished() and req.rid.startswith(beginning):
