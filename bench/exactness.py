@@ -60,6 +60,7 @@ def main() -> int:
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES))
     parser.add_argument("--model", type=Path, help="folder of a trained model (default: SmolLM2-135M)")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share every server's model (default: 1)")
+    parser.add_argument("--xp", type=int, default=1, help="GPUs that conflux serves on as one, in place of its modes")
     parser.add_argument("--rounds", type=int, default=5, help="of the isolated part (default: 5)")
     parser.add_argument("--tbt-slo-ms", type=float, default=10.0)
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "exactness")
@@ -68,7 +69,10 @@ def main() -> int:
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.logs.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
-    model = for_ranks(given.model or demo_model(), given.tp)
+    model = for_ranks(given.model or demo_model(), max(given.tp, given.xp))
+    spread = ["--conflux-xp", str(given.xp)] if given.xp > 1 else []
+    if spread:
+        given.modes, given.parts = ["auto"], ["compare"]
     work = Work(model)
     args = ["--model-path", str(model), *ARGS, "--tp", str(given.tp), *given.server_args]
     failed = False
@@ -85,11 +89,12 @@ def main() -> int:
         # One server for all modes of one kind.
         for serial in (False, True):
             modes = [mode for mode in given.modes if mode.endswith("-serial") == serial]
-            modes = [mode for mode in modes if not report.get("modes", {}).get(mode, {}).get("passed")]
+            done = report.get("modes", {})
+            modes = [mode for mode in modes if not done.get(f"xp{given.xp}" if spread else mode, {}).get("passed")]
             if not modes:
                 continue
             env = os.environ | ({"CONFLUX_TESTING": "serial"} if serial else {})
-            flags = [*args, "--backend", "conflux", "--conflux-state-dir", str(given.logs / "state")]
+            flags = [*args, "--backend", "conflux", "--conflux-state-dir", str(given.logs / "state"), *spread]
             log = given.logs / ("serial.log" if serial else "conflux.log")
             with ServerProcess(flags, log=log, cwd=ROOT, env=env, startup_timeout_s=300.0) as server:
                 for mode in modes:
@@ -100,9 +105,10 @@ def main() -> int:
                         result["passed"] &= exercised(mode, result["state"])
                     except (ServerError, OSError) as error:
                         result = {"passed": False, "error": str(error), "log": server.log_tail()}
-                    print(mode, json.dumps(result), flush=True)
+                    said = f"xp{given.xp}" if spread else mode
+                    print(said, json.dumps(result), flush=True)
                     failed |= not result["passed"]
-                    report.setdefault("modes", {})[mode] = result
+                    report.setdefault("modes", {})[said] = result
                     report |= {"machine": machine_facts(), "model": model.name, "command": "python -m bench.exactness"}
                     given.output.write_text(json.dumps(report, indent=1) + "\n")
     return int(failed)

@@ -188,6 +188,14 @@ def check_heads(xp: int, heads: int, kv_heads: int) -> None:
         )
 
 
+def check_gpus(xp: int, found: int, first: int = 0, step: int = 1) -> None:
+    """Raise ConfigError unless every XP rank has a GPU: every ``step``-th of ``found`` ones, from ``first`` on."""
+    if first + (xp - 1) * step >= found:
+        raise ConfigError(
+            f"--conflux-xp {xp}: it takes GPUs {first} to {first + (xp - 1) * step}, and {found} are visible: use fewer"
+        )
+
+
 def check_split(config: Config, *, on_cpu: bool) -> None:
     """Raise ConfigError if a fixed split is asked of a device that has no TPCs."""
     if on_cpu and config.fixed_split is not None:

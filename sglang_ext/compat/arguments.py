@@ -100,6 +100,10 @@ def _resolve(args: Any, resolve: Callable[[], Any]) -> Any:
     model = server_args.get_model_config()
     flags.check_architecture(getattr(model.hf_config, "architectures", None))
     flags.check_heads(config.xp, model.num_attention_heads, model.get_total_num_kv_heads())
+    if config.xp > 1 and server_args.device == "cuda":
+        import torch
+
+        flags.check_gpus(config.xp, torch.cuda.device_count(), server_args.base_gpu_id, server_args.gpu_id_step)
     flags.check_split(config, on_cpu=server_args.device == "cpu")
     server_args._conflux = config.to_dict()
 

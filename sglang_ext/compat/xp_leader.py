@@ -37,6 +37,11 @@ class _Active:
     done: int = 0
 
 
+def place_in_queue(req: Any) -> tuple[float, float, float]:
+    """What a waiting request's place follows from: tokens, arrival and target, which do not change while it waits."""
+    return len(req.origin_input_ids), req.conflux.arrival_s, min(req.conflux.ttft_slo_s, LONGEST_TTFT_S)
+
+
 class Leader:
     """Plans the iterations of ``scheduler``'s server of so many ranks."""
 
@@ -152,11 +157,12 @@ class Leader:
         return True
 
     def _order(self, queue: list[Any]) -> list[int]:
-        tokens = np.array([len(req.origin_input_ids) for req in queue], dtype=np.int64)
+        lengths, arrival_s, ttft_slo_s = np.array([req.xp_place for req in queue]).T
+        tokens = lengths.astype(np.int64)
         order: list[int] = order_queue(
             now_s=time.perf_counter(),
-            arrival_s=np.array([req.conflux.arrival_s for req in queue]),
-            ttft_slo_s=np.array([min(req.conflux.ttft_slo_s, LONGEST_TTFT_S) for req in queue]),
+            arrival_s=arrival_s,
+            ttft_slo_s=ttft_slo_s,
             uncached_tokens=tokens,
             prefill_s=prefill_alone_s(self._scheduler.controller.model, tokens, np.zeros_like(tokens)) / self._ranks,
         ).tolist()

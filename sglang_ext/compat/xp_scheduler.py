@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.utils import DynamicGradMode
 
 from sglang_ext.compat.scheduler import ConfluxScheduler
-from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader
+from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader, place_in_queue
 from sglang_ext.compat.xp_messages import SHARED, plain, refusal, unsupported
 from sglang_ext.compat.xp_rank import XpRank
 from sglang_ext.iteration import Half
@@ -224,7 +224,8 @@ class XpScheduler(ConfluxScheduler):
             # Stock would run it once with a prompt of one token.
             req.finished_reason = req.to_finish
             return self.output_streamer.stream_output([req], req.return_logprob)
-        req.xp_request = self._request
+        self.note(req)
+        req.xp_request, req.xp_place = self._request, place_in_queue(req)
         return super()._add_request_to_queue(req)
 
     def abort_request(self, recv_req: AbortReq) -> None:
@@ -249,10 +250,14 @@ class XpScheduler(ConfluxScheduler):
     def _say_aborted(self, req: Req) -> None:
         self.ipc_channels.send_to_tokenizer.send_output(AbortReq(rid=req.rid), req)
 
-    def is_fully_idle(self, *args: Any, **kwargs: Any) -> bool:
+    def is_fully_idle(self, for_health_check: bool = False) -> bool:
+        own = bool(super().is_fully_idle(for_health_check))
+        if for_health_check:
+            # Only what this rank makes answers a check; if it makes nothing the check is a request like others.
+            return own
         others = any(len(status.decode_context) for status in self._statuses)
         busy = self.leader is not None and (self.leader.busy or others)
-        return not busy and not self.rank.prompts and bool(super().is_fully_idle(*args, **kwargs))
+        return own and not busy and not self.rank.prompts
 
     # ---- what others see
 

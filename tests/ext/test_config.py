@@ -57,6 +57,11 @@ def test_every_option_reaches_the_config(tmp_path):
     assert (tmp_path / "s").is_dir()
 
 
+def test_the_number_of_gpus_reaches_the_config():
+    assert parse().xp == 1
+    assert parse("--conflux-xp", "4").xp == 4
+
+
 def test_config_survives_the_way_to_the_scheduler(tmp_path):
     config = parse("--conflux-mode", "duet", "--conflux-fixed-split", "8", "--conflux-state-dir", str(tmp_path))
     assert Config(**config.to_dict()) == config
@@ -85,6 +90,8 @@ def test_config_survives_the_way_to_the_scheduler(tmp_path):
         (("--conflux-fixed-split", "8"), "--conflux-fixed-split needs --conflux-mode spatial, reserved or duet"),
         (("--conflux-mode", "spatial", "--conflux-fixed-split", "0"), "--conflux-fixed-split must be a whole number"),
         (("--conflux-mode", "spatial", "--conflux-fixed-split", "2.5"), "got '2.5'"),
+        (("--conflux-xp", "0"), "--conflux-xp must be a whole number"),
+        (("--conflux-xp", "2", "--conflux-mode", "spatial"), "leave out --conflux-mode"),
         (("--conflux-max-look-ahead", "0"), "--conflux-max-look-ahead must be a whole number from 1 to 64"),
         (("--conflux-max-look-ahead", "999"), "from 1 to 64"),
         (("--conflux-graph-budget-s", "-1"), "--conflux-graph-budget-s must be a number of seconds from 0 to 3600"),

@@ -129,3 +129,32 @@ def test_a_cpu_has_nothing_to_split():
     with pytest.raises(ConfigError, match="--conflux-fixed-split"):
         flags.check_split(Config(mode="spatial", fixed_split=8), on_cpu=True)
     flags.check_split(Config(mode="spatial", fixed_split=8), on_cpu=False)
+
+
+def test_xp_sets_what_its_ranks_need_and_refuses_more_ranks_within():
+    args = types.SimpleNamespace(**DEFAULTS, disable_radix_cache=False, disable_overlap_schedule=False, page_size=16)
+    assert not list(flags.check(args))
+    overridden = {rule.field: rule.value for rule, _ in flags.check(args, xp=2)}
+    assert overridden == {"disable_radix_cache": True, "disable_overlap_schedule": True, "page_size": 1}
+    already = types.SimpleNamespace(**DEFAULTS, disable_radix_cache=True, disable_overlap_schedule=True, page_size=1)
+    assert not list(flags.check(already, xp=2))
+    args.tp_size = 2
+    assert not list(flags.check(args))
+    with pytest.raises(ConfigError, match="--tp-size 2 with --backend conflux: with --conflux-xp"):
+        list(flags.check(args, xp=2))
+
+
+def test_every_rank_needs_a_gpu():
+    flags.check_gpus(2, 2)
+    flags.check_gpus(2, 4, first=1, step=2)
+    for first, step, said in ((0, 1, "GPUs 0 to 1, and 1 are visible"), (0, 2, "GPUs 0 to 2")):
+        with pytest.raises(ConfigError, match=f"--conflux-xp 2: it takes {said}"):
+            flags.check_gpus(2, 1, first, step)
+
+
+def test_heads_must_divide_by_the_number_of_ranks():
+    flags.check_heads(2, 32, 8)
+    flags.check_heads(1, 9, 3)
+    for xp, heads, kv_heads in ((3, 32, 8), (16, 32, 8), (4, 30, 10)):
+        with pytest.raises(ConfigError, match=f"--conflux-xp {xp}: the model has {heads} attention heads"):
+            flags.check_heads(xp, heads, kv_heads)
