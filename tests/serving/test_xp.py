@@ -1,69 +1,18 @@
-"""Several ranks serve as one: tokens are stock's, the work was shared, nothing is left, and a lost rank ends it all."""
+"""Two ranks serve as one: tokens are stock's, the work was shared, nothing is left, and users find what they expect."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
-from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 import requests
 
 from tests.servers import Server, ServerError
 from tests.serving import exactness, workload
-from tests.tiny import make_tiny_model
+from tests.serving.xp import assert_nothing_left, assert_shared, xp_server, xp_state
 
 pytestmark = pytest.mark.server
-
-LAYERS, HEAD_DIM, BYTES = 2, 32, 4
-
-
-def llama() -> Path:
-    """Heads for four ranks."""
-    return make_tiny_model(family="llama", heads=8, kv_heads=4, eos_token_ids=exactness.EOS)
-
-
-def xp_server(ranks: int, state_dir: Path, *args: str, model: Path | None = None, pool: int = 8000) -> Server:
-    return Server(
-        model or exactness.tiny_model(),
-        backend="conflux",
-        max_total_tokens=pool,
-        args=("--conflux-xp", str(ranks), "--conflux-state-dir", str(state_dir), *args),
-        env={"CONFLUX_TESTING": "1"},
-    )
-
-
-def xp_state(server: Server) -> list[dict[str, Any]]:
-    """What each rank has and has done, once nothing runs."""
-    server.flush()
-    time.sleep(2.5)  # ranks say it when the next iteration begins
-    state: list[dict[str, Any]] = exactness.conflux_state(server)["xp"]["rank"]
-    return state
-
-
-def assert_nothing_left(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert rank["free_slots"] == rank["slots"]
-        assert rank["prompts"] == rank["decodes"] == 0
-
-
-def assert_shared(ranks: list[dict[str, Any]], heads: int, kv_heads: int) -> None:
-    """By the counters: every long prompt had rows everywhere, and as many bytes went as the formulas say."""
-    n, tokens = len(ranks), ranks[0]["prefilled_tokens"]
-    assert sum(rank["rows"] for rank in ranks) == tokens
-    for rank in ranks:
-        assert rank["long_prompts_with_rows"] == rank["long_prompts"] > 40
-    row_bytes = LAYERS * HEAD_DIM * BYTES
-    # Of q, k and v a rank keeps an Nth; of what attention makes of all rows by an Nth of the heads, its own rows.
-    there, back = (heads + 2 * kv_heads) * row_bytes, heads * row_bytes
-    assert sum(rank["all_to_all_bytes"] for rank in ranks) * n == tokens * (n - 1) * (there + back)
-    migrated = sum(rank["migrated_bytes"] for rank in ranks)
-    assert migrated == ranks[0]["migrating_tokens"] * 2 * kv_heads * row_bytes
-    assert 0 < ranks[0]["migrating_tokens"] < tokens
 
 
 def test_two_ranks_serve_what_stocks_one_does(stock, tmp_path) -> None:
@@ -80,15 +29,6 @@ def test_two_ranks_serve_what_stocks_one_does(stock, tmp_path) -> None:
         assert_nothing_left(xp_state(server))
 
 
-def test_four_ranks_serve_what_stocks_one_does(tmp_path, tmp_path_factory) -> None:
-    stock = exactness.stock_reference(tmp_path_factory.getbasetemp(), llama())
-    with xp_server(4, tmp_path, "--chunked-prefill-size", "64", model=llama()) as server:
-        exactness.serve(server, "mixed", stock)
-        ranks = xp_state(server)
-        assert_nothing_left(ranks)
-        assert_shared(ranks, heads=8, kv_heads=4)
-
-
 def test_decodes_that_outgrow_their_rank_begin_again_there(stock, tmp_path) -> None:
     """Whole prompts at once, more of them than fit."""
     with xp_server(2, tmp_path, "--schedule-conservativeness", "0.1", pool=1000) as server:
@@ -103,22 +43,6 @@ def test_decodes_that_outgrow_their_rank_begin_again_there(stock, tmp_path) -> N
         assert answer.status_code == 400
         assert "exceeds the maximum allowed length" in answer.text
         workload.assert_same(stock["mixed"][:4], workload.run(server, exactness.WORKS["mixed"][:4]), "afterwards")
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_rank_ends_the_server(tmp_path, lost: int) -> None:
-    with xp_server(2, tmp_path) as server:
-        family = psutil.Process(server.process.pid).children(recursive=True)
-        ranks = [one for one in family if "scheduler" in " ".join(one.cmdline()).lower()]
-        assert len(ranks) == 2
-        stream = server.stream([9, 8, 7], max_new_tokens=3000, ignore_eos=True)
-        next(stream)
-        begin_s = time.monotonic()
-        os.kill(sorted(ranks, key=lambda one: one.create_time())[lost].pid, signal.SIGKILL)
-        assert server.process.wait(30) != 0
-        assert time.monotonic() - begin_s < 30
-        _, left = psutil.wait_procs(family, timeout=10)
-        assert not left
 
 
 def test_heads_that_cannot_be_divided_are_refused_at_once() -> None:
