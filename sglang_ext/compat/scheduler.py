@@ -25,6 +25,7 @@ from sglang.srt.managers.scheduler import NextBatchPlan, Scheduler
 
 from sglang_ext.compat import batch as batches
 from sglang_ext.compat import graphs, kv, setup
+from sglang_ext.compat.messages import plain, unsound
 from sglang_ext.compat.planner import Planner
 from sglang_ext.compat.ranks import agree
 from sglang_ext.compat.windows import Windows
@@ -75,6 +76,7 @@ class ConfluxScheduler(Scheduler):
         self.planner = Planner(self)
         self._span = threading.local()
         self._plan: Plan | None = None
+        self._refused: str | None = None
         self._decode_owed = False
         self.waited_s, self.after_window = 0.0, False
         self.windows = Windows(self)
@@ -116,7 +118,24 @@ class ConfluxScheduler(Scheduler):
 
     def _add_request_to_queue(self, req: Req, *args: Any, **kwargs: Any) -> Any:
         self.note(req)
+        self.refuse(req)
         return super()._add_request_to_queue(req, *args, **kwargs)
+
+    def handle_generate_request(self, recv_req: Any) -> Any:
+        self._refused = self.objection(recv_req)
+        try:
+            return super().handle_generate_request(plain(recv_req) if self._refused else recv_req)
+        finally:
+            self._refused = None
+
+    def objection(self, request: Any) -> str | None:
+        """Why a request cannot be served, or None."""
+        return unsound(request, self.model_config.vocab_size)
+
+    def refuse(self, req: Req) -> None:
+        """Let the request that is being taken in end with an error, if there was an objection."""
+        if self._refused:
+            req.set_finish_with_abort(self._refused)
 
     def note(self, req: Req) -> None:
         """Remember a request's targets, and when it came if that is now."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from sglang.srt.managers import io_struct as messages
-from sglang.srt.sampling.sampling_params import SamplingParams
 
 # For every rank; rank 0 follows them first and answers.
 SHARED = (
@@ -64,13 +62,3 @@ def unsupported(request: Any) -> str | None:
         if value is not None and value is not False:
             return f"{what} not supported"
     return None
-
-
-def plain(request: Any) -> Any:
-    """The same request asking for nothing special, to be refused."""
-    one = copy.copy(request)
-    one.sampling_params = SamplingParams(max_new_tokens=1)
-    one.sampling_params.normalize(None)
-    one.input_embeds = one.positional_embed_overrides = one.session_params = one.session_id = None
-    one.return_logprob = one.return_hidden_states = one.return_routed_experts = False
-    return one

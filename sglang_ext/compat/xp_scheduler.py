@@ -18,7 +18,7 @@ from sglang.srt.utils import DynamicGradMode
 
 from sglang_ext.compat.scheduler import ConfluxScheduler
 from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader, place_in_queue
-from sglang_ext.compat.xp_messages import SHARED, plain, refusal, unsupported
+from sglang_ext.compat.xp_messages import SHARED, refusal, unsupported
 from sglang_ext.compat.xp_rank import XpRank
 from sglang_ext.iteration import Half
 from sglang_ext.xp.exchange import Exchange
@@ -45,7 +45,6 @@ class XpScheduler(ConfluxScheduler):
         self._retracted: list[Retracted] = []
         self._statuses: list[Status] = []
         self._request: Any = None
-        self._refused: str | None = None
         self.idle_sleeper = None
         # While it is prefilled a prompt takes its own slots and, sharded, an Nth of as many.
         slots = self.max_total_num_tokens
@@ -200,14 +199,13 @@ class XpScheduler(ConfluxScheduler):
 
     def handle_generate_request(self, recv_req: Any) -> Any:
         self._request = recv_req
-        why = unsupported(recv_req)
-        if why is None:
-            return super().handle_generate_request(recv_req)
-        self._refused = f"{why} with --conflux-xp yet: leave it out, or serve without --conflux-xp"
-        try:
-            return super().handle_generate_request(plain(recv_req))
-        finally:
-            self._refused = None
+        return super().handle_generate_request(recv_req)
+
+    def objection(self, request: Any) -> str | None:
+        why = unsupported(request)
+        if why is not None:
+            return f"{why} with --conflux-xp yet: leave it out, or serve without --conflux-xp"
+        return super().objection(request)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> Any:
         if is_retracted or getattr(req, "xp_placed", False):
@@ -218,8 +216,7 @@ class XpScheduler(ConfluxScheduler):
             self.note(req)
             req.time_stats.set_wait_queue_entry_time()
             return self.keep(req)
-        if self._refused is not None:
-            req.set_finish_with_abort(self._refused)
+        self.refuse(req)
         if isinstance(req.to_finish, FINISH_ABORT):
             # Stock would run it once with a prompt of one token.
             req.finished_reason = req.to_finish
@@ -241,6 +238,7 @@ class XpScheduler(ConfluxScheduler):
                 (req,) = batch.reqs
                 release_kv_cache(req, self.tree_cache, is_insert=False)
                 self._say_aborted(req)
+        self._retracted = [one for one in self._retracted if not one.rid.startswith(beginning)]
         for rid in [rid for rid in self._kept if rid.startswith(beginning) and rid not in new]:
             self._say_aborted(self._kept.pop(rid))
         for req in self.running_batch.reqs:

@@ -164,6 +164,22 @@ def test_health_and_errors_are_sglangs(server):
     assert answer.status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"input_ids": [5, 1024]}, "input_ids must lie between 0 and 1023"),
+        ({"input_ids": [5, -1]}, "input_ids must lie between 0 and 1023"),
+        ({"sampling_params": {"max_new_tokens": 1.5}}, "max_new_tokens must be a whole number, got 1.5"),
+        ({"return_logprob": True, "top_logprobs_num": 2000}, "top_logprobs_num is 2000, and the model knows 1024"),
+    ],
+)
+def test_what_would_end_the_scheduler_is_refused(server, more, said):
+    answer = requests.post(f"{server.url}/generate", json={"input_ids": [5, 6, 7], **more}, timeout=60)
+    assert answer.status_code == 400
+    assert said in answer.text
+    assert server.generate([5, 6, 7], max_new_tokens=2)["meta_info"]["completion_tokens"] == 2
+
+
 def test_mode_and_targets_change_while_serving(server):
     def change(**values) -> bool:
         return requests.post(f"{server.url}/set_internal_state", json={"server_args": values}, timeout=30).json()[0]

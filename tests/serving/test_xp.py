@@ -59,6 +59,8 @@ def _refuses(server: Server) -> None:
     for more, said in (
         ({"sampling_params": {"regex": "[a-z]+", "max_new_tokens": 4}}, "structured output"),
         ({"return_logprob": True, "logprob_start_len": 0}, "log probabilities of the prompt"),
+        ({"input_ids": None, "input_embeds": [[0.1] * 64] * 5}, "input embeddings"),
+        ({"input_ids": [5, 1024]}, "input_ids must lie between 0 and 1023"),
     ):
         answer = requests.post(f"{server.url}/generate", json={"input_ids": [5, 6, 7], **more}, timeout=60)
         assert answer.status_code == 400
