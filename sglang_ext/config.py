@@ -106,7 +106,8 @@ class Config:
         value = {o.field: o.default if value[o.field] is None else value[o.field] for o in OPTIONS}
         modes = (*MODES, RANDOM) if os.environ.get("CONFLUX_TESTING") else MODES
         mode = _choice("--conflux-mode", value["mode"], modes)
-        if value["xp"] not in (1, "1") and mode != "auto":
+        xp = _integer("--conflux-xp", value["xp"], least=1)
+        if xp > 1 and mode != "auto":
             raise ConfigError(
                 "--conflux-xp decides by itself how prefill and decode share GPUs: leave out --conflux-mode"
             )
@@ -130,7 +131,7 @@ class Config:
             sm_control=_choice("--conflux-sm-control", value["sm_control"], SM_CONTROLS),
             learner=_learner(value["learner"]),
             explore=_switch("--conflux-explore", value["explore"]),
-            xp=_integer("--conflux-xp", value["xp"], least=1),
+            xp=xp,
             state_dir=_state_dir(value["state_dir"]),
             record=_record(value["record"]),
         )

@@ -66,6 +66,17 @@ class Live:
         )
 
 
+def contexts_of(lives: Sequence[Live]) -> IntArray:
+    """How many tokens of each are in the KV cache."""
+    return np.array([live.done + len(live.event_s) for live in lives], dtype=np.int64)
+
+
+def give_tokens(lives: Sequence[Live], ends_s: list[float]) -> None:
+    """One token for each at each of these times, as long as it wants any."""
+    for live in lives:
+        live.make(ends_s)
+
+
 class Engine:
     """Serves a trace with ``system``; forwards take what ``device`` predicts on average.
 
@@ -154,7 +165,7 @@ class Engine:
         host = self._host
         steps = min((live.left for live in self._running), default=0)
         return Situation(
-            decode_context=self._contexts(),
+            decode_context=contexts_of(self._running),
             prefill_new=np.array([live.new for live in offered], dtype=np.int64),
             prefill_cached=np.array([live.done for live in offered], dtype=np.int64),
             tbt_slo_s=self._tbt_slo_s,
@@ -166,9 +177,6 @@ class Engine:
             after_window_s=host.after_window_s,
             after_window=self._after_window,
         )
-
-    def _contexts(self) -> IntArray:
-        return np.array([live.done + len(live.event_s) for live in self._running], dtype=np.int64)
 
     # ---- what runs
 
@@ -194,7 +202,7 @@ class Engine:
             c = np.concatenate([contexts[:decodes], cached])
             first_s = end_s = begin_s + self._takes(q, c, decodes + ends)
             if decodes:
-                self._tokens(self._running, [end_s])
+                give_tokens(self._running, [end_s])
             self._waited_s = 0.0 if step.steps or not len(contexts) else self._waited_s + end_s - begin_s
             self._decided_s = begin_s
         if len(contexts):
@@ -221,7 +229,7 @@ class Engine:
         steps = max(1, min(ceil((prefill_s + lead_s(step_s)) / step_s), most))
         ends_s = [begin_s + (at + 1) * step_s for at in range(steps)]
         end_s = max(begin_s + prefill_s, ends_s[-1])
-        self._tokens(self._running, ends_s)
+        give_tokens(self._running, ends_s)
         first_s = end_s
         if ends == len(new) and not self._waiting:
             contexts, rows = np.append(contexts, new + cached), rows + ends
@@ -233,7 +241,7 @@ class Engine:
 
     def _decode(self, most_steps: int = MOST_STEPS) -> None:
         """Decode alone until somebody ends or arrives."""
-        contexts = self._contexts()
+        contexts = contexts_of(self._running)
         rows = len(contexts)
         steps = max(1, min(most_steps, MOST_CELLS // rows, *(live.left for live in self._running)))
         c = contexts + np.arange(steps)[:, None]
@@ -245,7 +253,7 @@ class Engine:
             # Decided while the step before runs: whoever has arrived by then is looked at.
             before_s = np.concatenate([[self._decided_s], begins_s[:-1]])
             steps = max(1, int(before_s.searchsorted(self._arriving[0].seen_s, "left")))
-        self._tokens(self._running, ends_s[:steps].tolist())
+        give_tokens(self._running, ends_s[:steps].tolist())
         self._clock_s, self._decided_s = float(ends_s[steps - 1]), float(begins_s[steps - 1])
         self._after_window, self._waited_s = False, 0.0
         self._let_go()
@@ -285,12 +293,7 @@ class Engine:
                 self._chunked = live
             else:
                 self._running.append(live)
-                self._tokens([live], [end_s])
-
-    def _tokens(self, lives: list[Live], ends_s: list[float]) -> None:
-        """One token for each at each of these times, as long as it wants any."""
-        for live in lives:
-            live.make(ends_s)
+                give_tokens([live], [end_s])
 
     def _let_go(self) -> None:
         """Requests that have all their tokens leave."""

@@ -14,9 +14,8 @@ from learner.latency import LatencyModel
 from learner.traces import TraceRequest
 from sglang_ext.policy.queue import order_queue, prefill_alone_s
 from sglang_ext.policy.spread import Chunk, RankLoad, Waiting, as_one_request, place, shard_slots, spread
-from sglang_ext.policy.types import IntArray
 from sglang_ext.served import LoadResult, RequestResult
-from sglang_ext.simulate.engine import MOST_CELLS, MOST_STEPS, Engine, Live
+from sglang_ext.simulate.engine import MOST_CELLS, MOST_STEPS, Engine, Live, contexts_of, give_tokens
 from sglang_ext.simulate.host import HostTimes
 from sglang_ext.simulate.systems import LEAST_CHUNK, STOCK_CHUNK, system
 
@@ -178,7 +177,7 @@ class XpEngine:
 
     def _loads(self) -> list[RankLoad]:
         return [
-            RankLoad(_contexts(running), free if len(running) < self._most_running else 0, self._slots)
+            RankLoad(contexts_of(running), free if len(running) < self._most_running else 0, self._slots)
             for running, free in zip(self._running, self._free, strict=True)
         ]
 
@@ -199,13 +198,13 @@ class XpEngine:
         taken_s = max(self._takes_s(chunks, load, rank) for rank, load in enumerate(loads))
         self._clock_s += self._host.batch_s + taken_s
         for running in self._running:
-            _tokens(running, [self._clock_s])
+            give_tokens(running, [self._clock_s])
         done = []
         for chunk in chunks:
             live, owner = self._active[chunk.prompt]
             live.done = chunk.end
             if not live.new:
-                _tokens([live], [self._clock_s])
+                give_tokens([live], [self._clock_s])
                 self._running[owner].append(live)
                 done.append(chunk.prompt)
                 for rank in range(self._ranks):
@@ -233,14 +232,14 @@ class XpEngine:
         times_s = np.zeros(steps)
         for running in self._running:
             if running:
-                c = _contexts(running) + np.arange(steps)[:, None]
+                c = contexts_of(running) + np.arange(steps)[:, None]
                 terms = self._model.terms(1, c, len(running), self._model.total_tpcs)
                 np.maximum(times_s, self._model.predict(terms).mean_s, out=times_s)
         ends_s = self._clock_s + np.cumsum(times_s + self._host.batch_s)
         if self._arriving:
             steps = min(steps, int(ends_s.searchsorted(self._arriving[0].seen_s, "left")) + 1)
         for running in self._running:
-            _tokens(running, ends_s[:steps].tolist())
+            give_tokens(running, ends_s[:steps].tolist())
         self._clock_s = float(ends_s[steps - 1])
         self._let_go()
 
@@ -251,12 +250,3 @@ class XpEngine:
                     self._free[rank] += live.needs
                     self._ended()
             self._running[rank] = [live for live in running if live.left]
-
-
-def _contexts(running: Sequence[Live]) -> IntArray:
-    return np.array([live.done + len(live.event_s) for live in running], dtype=np.int64)
-
-
-def _tokens(lives: Sequence[Live], ends_s: list[float]) -> None:
-    for live in lives:
-        live.make(ends_s)
