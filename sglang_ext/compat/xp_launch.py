@@ -19,14 +19,14 @@ def launch(original: Callable[..., Any], cls: type, server_args: Any, port_args:
     port = get_free_port()
     results, processes = [], []
     for rank in range(own["xp"]):
-        one = copy.copy(server_args)
+        one = _own(server_args)
         one._conflux = own | {"xp_rank": rank, "xp_port": port}
         if rank:
-            # The rest of the copy is sealed; none of this has any other effect than on that process.
             one._conflux |= {"learner_address": None, "record": None}
             gpu_id = server_args.base_gpu_id + rank * server_args.gpu_id_step
             # Of the same seed, two ranks would sample the same for the same prompt.
-            _set(one, base_gpu_id=gpu_id, enable_metrics=False, random_seed=server_args.random_seed + rank)
+            seed = server_args.random_seed + rank
+            one.override("conflux", base_gpu_id=gpu_id, enable_metrics=False, random_seed=seed)
         result, started = original(cls, one, _ports(server_args, port_args) if rank else port_args, *args, **kw)
         results.append(result)
         processes += started
@@ -57,6 +57,10 @@ def _ports(server_args: Any, port_args: Any) -> Any:
     return ports
 
 
-def _set(server_args: Any, **values: Any) -> None:
-    for name, value in values.items():
-        object.__setattr__(server_args, name, value)
+def _own(server_args: Any) -> Any:
+    """A copy that can be overridden by itself: SGLang keeps what was overridden in lists, which a copy would share."""
+    one = copy.copy(server_args)
+    for name in ("_resolved_overrides", "_runtime_mutations"):
+        if getattr(one, name, None) is not None:
+            setattr(one, name, list(getattr(one, name)))
+    return one
