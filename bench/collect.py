@@ -24,7 +24,7 @@ from bench.client import replay
 from bench.plan import PlannedRequest
 from bench.shapes import SHAPES
 from bench.switched import conflux_state, set_mode, settle
-from bench.systems import ROOT, server
+from bench.systems import ROOT, add_arguments, server
 
 MODES = ("temporal", "chunked", "spatial", "reserved", "auto")
 TARGETS_MS = (15.0, 25.0, 50.0, 100.0)
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--slice", type=float, default=4.0, help="seconds of each combination (default: 4)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "collect", help="the server's log")
-    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for the server")
+    add_arguments(parser, several=False)
     given = parser.parse_args()
     given.output.parent.mkdir(parents=True, exist_ok=True)
     rng = random.Random(given.seed)

@@ -14,7 +14,6 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,16 @@ import uvloop
 from bench.client import replay
 from bench.machine_facts import machine_facts
 from bench.plan import PlannedRequest
+from bench.server import ServerProcess
 from bench.shapes import SHAPES
 from bench.switched import conflux_state, set_mode, settle
-from bench.systems import CONFLUX, ROOT, STOCK, measure_missing, server
+from bench.systems import CONFLUX, ROOT, STOCK, add_arguments, measure_missing
 from sglang_ext.served import LoadResult, quantile
 
 DECODES, CONTEXT, LONG_PROMPT, LONG_EVERY_S = 32, 2048, 8192, 1.0
 DECODES_FROM_S, LONG_FROM_S = 0.0, 2.0
+Point = tuple[str, float]
+"""System, target in ms; 0 for stock, which knows none."""
 
 
 def main() -> int:
@@ -42,42 +44,37 @@ def main() -> int:
     parser.add_argument("--warm-up", type=float, default=4.0, help="seconds of the same load before (default: 4)")
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "interference", help="servers' logs and records")
     parser.add_argument("--until", type=float, default=480.0, help="start no server after so many seconds")
-    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
+    add_arguments(parser)
     given = parser.parse_args()
     until_s = time.monotonic() + given.until
     report = _read(given.output)
 
-    def append(points: Sequence[tuple[str, float]]) -> None:
-        for point in measure(points, given, until_s):
-            report["points"].append(point)
-            _write(given.output, report, given)
-            print(json.dumps({key: value for key, value in point.items() if key != "state"}), flush=True)
+    def append(running: ServerProcess, point: Point) -> None:
+        found = measure(running.url, point, given)
+        report["points"].append(found)
+        _write(given.output, report, given)
+        print(json.dumps({key: value for key, value in found.items() if key != "state"}), flush=True)
 
-    return measure_missing(given.systems, lambda systems: _missing(report, systems, given), append, until_s)
-
-
-def measure(points: Sequence[tuple[str, float]], given: argparse.Namespace, until_s: float) -> Iterator[dict[str, Any]]:
-    """So many points of one server."""
-    start_s = time.monotonic()
-    with server(points[0][0], given) as running:
-        up_s = time.monotonic() - start_s
-        for number, (system, target) in enumerate(points):
-            if time.monotonic() > until_s:
-                return
-            if system in CONFLUX:
-                set_mode(running.url, CONFLUX[system], target)
-            loaded = uvloop.run(_load(running.url, target, given, seed=number))
-            yield {
-                "system": system,
-                "tbt_slo_ms": target,
-                **summary(loaded, LONG_FROM_S + given.warm_up, given.seconds, target),
-                "start_s": round(up_s, 1),
-                "state": _state(running.url) if system in CONFLUX else None,
-            }
-            settle(running.url)
+    return measure_missing(given, lambda systems: _missing(report, systems, given), append, until_s)
 
 
-async def _load(url: str, tbt_slo_ms: float, given: argparse.Namespace, seed: int) -> LoadResult:
+def measure(url: str, point: Point, given: argparse.Namespace) -> dict[str, Any]:
+    """One point."""
+    system, target = point
+    if system in CONFLUX:
+        set_mode(url, CONFLUX[system], target)
+    loaded = uvloop.run(_load(url, target, given, seed=system))
+    found = {
+        "system": system,
+        "tbt_slo_ms": target,
+        **summary(loaded, LONG_FROM_S + given.warm_up, given.seconds, target),
+        "state": _state(url) if system in CONFLUX else None,
+    }
+    settle(url)
+    return found
+
+
+async def _load(url: str, tbt_slo_ms: float, given: argparse.Namespace, seed: str) -> LoadResult:
     """The load; cut off when the measured time is over, which ends the decodes."""
     rng = random.Random(f"{tbt_slo_ms}:{seed}")
     vocabulary = SHAPES[given.model]["vocab_size"]
@@ -141,7 +138,7 @@ def _state(url: str) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key not in left_out}
 
 
-def _missing(report: dict[str, Any], systems: list[str], given: argparse.Namespace) -> list[tuple[str, float]]:
+def _missing(report: dict[str, Any], systems: list[str], given: argparse.Namespace) -> list[Point]:
     """Points of these systems that were not measured yet; stock knows no target."""
     known = {(point["system"], point["tbt_slo_ms"]) for point in report["points"]}
     asked = [(system, target) for system in systems for target in (given.tbt_slo_ms if system in CONFLUX else [0.0])]

@@ -15,7 +15,6 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +22,10 @@ from typing import Any, NamedTuple
 from bench.client import run_load
 from bench.machine_facts import machine_facts
 from bench.plan import make_plan
-from bench.server import ServerError
+from bench.server import ServerError, ServerProcess
 from bench.shapes import SHAPES
 from bench.switched import conflux_state, set_mode, settle
-from bench.systems import CONFLUX, ROOT, STOCK, measure_missing, server
+from bench.systems import CONFLUX, ROOT, STOCK, add_arguments, measure_missing
 from learner.traces import TraceRequest, at_rate, cap_lengths, poisson, read_trace
 from sglang_ext.served import LoadResult
 
@@ -57,7 +56,7 @@ def main() -> int:
     parser.add_argument("--model", choices=SHAPES, default="Qwen3-8B")
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "sweep", help="servers' logs and records")
     parser.add_argument("--until", type=float, default=420.0, help="start nothing after so many seconds")
-    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
+    add_arguments(parser)
     parser.add_argument("--poisson", action="store_true", help="arrivals at random times; Mooncake's come in heaps")
     parser.add_argument("--quick", action="store_true", help="the whole way in small, without a GPU")
     if parser.parse_known_args()[0].quick:
@@ -69,14 +68,20 @@ def main() -> int:
     report: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {"points": []}
     given.output.parent.mkdir(parents=True, exist_ok=True)
 
-    def append(points: Sequence[Point]) -> None:
-        for point in measure(points, given, until_s):
-            report["points"].append(point)
-            report.update(machine=machine_facts(), command="python -m bench.sweep")
-            given.output.write_text(json.dumps(report, indent=1) + "\n")
-            print(json.dumps({key: point[key] for key in SHOWN}), flush=True)
+    trace = requests(given)
 
-    return measure_missing(given.systems, lambda systems: missing(report, systems, given), append, until_s)
+    def append(running: ServerProcess, point: Point) -> None:
+        found = measure(running.url, point, trace, given)
+        report["points"].append(found)
+        report.update(machine=machine_facts(), command="python -m bench.sweep")
+        given.output.write_text(json.dumps(report, indent=1) + "\n")
+        print(json.dumps({key: found[key] for key in SHOWN}), flush=True)
+        if not settle(running.url, within_s=60.0):
+            raise ServerError("requests that were cut off are still running")
+
+    return measure_missing(
+        given, lambda systems: missing(report, systems, given), append, until_s, decode_graph_batch=256
+    )
 
 
 QUICK: dict[str, Any] = {
@@ -110,29 +115,22 @@ def missing(report: dict[str, Any], systems: list[str], given: argparse.Namespac
     return [point for point in asked if (*point, given.model) not in known]
 
 
-def measure(points: Sequence[Point], given: argparse.Namespace, until_s: float) -> Iterator[dict[str, Any]]:
-    """So many points of one server."""
-    trace = requests(given)
-    with server(points[0].system, given, decode_graph_batch=256) as running:
-        for point in points:
-            if time.monotonic() > until_s:
-                return
-            if point.system in CONFLUX:
-                set_mode(running.url, CONFLUX[point.system], point.tbt_slo_ms)
-            params = {"tbt_slo_ms": point.tbt_slo_ms} if point.tbt_slo_ms else {}
-            scaled = at_rate(trace, point.rate)
-            plan = make_plan(
-                scaled,
-                SHAPES[given.model]["vocab_size"],
-                seed=int(1000 * point.rate),
-                custom_params={**params, "ttft_slo_ms": given.ttft_slo_ms} if params else {},
-                share_blocks=given.share_blocks,
-            )
-            loaded = run_load(running.url, plan, deadline_s=scaled[-1].arrival_s + _GRACE_S)
-            state = conflux_state(running.url) if point.system in CONFLUX else None
-            yield {**point._asdict(), "model": given.model, **figures(loaded, point, given), "state": _short(state)}
-            if not settle(running.url, within_s=60.0):
-                raise ServerError("requests that were cut off are still running")
+def measure(url: str, point: Point, trace: list[TraceRequest], given: argparse.Namespace) -> dict[str, Any]:
+    """One point."""
+    if point.system in CONFLUX:
+        set_mode(url, CONFLUX[point.system], point.tbt_slo_ms)
+    params = {"tbt_slo_ms": point.tbt_slo_ms} if point.tbt_slo_ms else {}
+    scaled = at_rate(trace, point.rate)
+    plan = make_plan(
+        scaled,
+        SHAPES[given.model]["vocab_size"],
+        seed=int(1000 * point.rate),
+        custom_params={**params, "ttft_slo_ms": given.ttft_slo_ms} if params else {},
+        share_blocks=given.share_blocks,
+    )
+    loaded = run_load(url, plan, deadline_s=scaled[-1].arrival_s + _GRACE_S)
+    state = conflux_state(url) if point.system in CONFLUX else None
+    return {**point._asdict(), "model": given.model, **figures(loaded, point, given), "state": _short(state)}
 
 
 def requests(given: argparse.Namespace) -> list[TraceRequest]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,37 +35,83 @@ def groups(systems: list[str]) -> list[list[str]]:
     return [*stock, own] if own else stock
 
 
+def add_arguments(parser: argparse.ArgumentParser, *, several: bool = True) -> None:
+    """What :func:`server` and, if ``several``, :func:`measure_missing` need of the command line besides ``systems`` and
+    ``model``."""
+    parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
+    parser.add_argument("--pool", type=int, help="KV cache of each server, in tokens (default: what memory allows)")
+    if several:
+        text = "start so many servers at once on the GPU, all with --pool, and measure them in turns (default: 1)"
+        parser.add_argument("--together", type=int, default=1, help=text)
+
+
 def measure_missing(
-    systems: list[str],
+    given: argparse.Namespace,
     missing: Callable[[list[str]], Sequence[Point]],
-    measure: Callable[[Sequence[Point]], None],
+    measure: Callable[[ServerProcess, Point], None],
     until_s: float,
+    **options: float,
 ) -> int:
-    """Have each server ``measure`` the points of its systems that are ``missing``, none started after ``until_s``
-    (:func:`time.monotonic`); one that fails is passed over. Returns an exit status: 3 if points are missing still."""
-    for group in groups(systems):
-        left = missing(group)
-        if not left:
-            continue
-        if time.monotonic() > until_s:
-            break
+    """``measure`` the points of ``given.systems`` that are ``missing``, those of servers that run together in turns.
+
+    None is begun after ``until_s`` (:func:`time.monotonic`). A server that fails is passed over. ``options`` are those
+    of :func:`bench.shapes.gpu_args`. Returns an exit status: 3 if points are missing still.
+    """
+    todo = [group for group in groups(given.systems) if missing(group)]
+    while todo and time.monotonic() < until_s:
+        batch, todo = todo[: given.together], todo[given.together :]
+        running = _started([group[0] for group in batch], given, options)
         try:
-            measure(left)
-        except ServerError as error:
-            print(f"{left[0][0]}: {error}\n{error.log_tail}", flush=True)
-    count = len(missing(systems))
+            servers = {name: running[group[0]] for group in batch if group[0] in running for name in group}
+            # Points that differ only in their systems follow each other.
+            for point in sorted(missing(list(servers)), key=lambda point: point[1:]):
+                if time.monotonic() > until_s:
+                    break
+                if (one := servers.get(point[0])) is not None and not _measured(one, point, measure):
+                    servers = {name: other for name, other in servers.items() if other is not one}
+        finally:
+            for one in running.values():
+                one.stop()
+    count = len(missing(given.systems))
     if count:
         print(f"{count} points are missing: run again to go on")
     return 3 if count else 0
 
 
+def _measured(one: ServerProcess, point: Point, measure: Callable[[ServerProcess, Point], None]) -> bool:
+    try:
+        measure(one, point)
+    except ServerError as error:
+        print(f"{point[0]}: {error}\n{error.log_tail}", flush=True)
+        return False
+    return True
+
+
+def _started(firsts: list[str], given: argparse.Namespace, options: dict[str, float]) -> dict[str, ServerProcess]:
+    """The servers that came up, each by the first of its systems."""
+
+    def start(first: str) -> ServerProcess | None:
+        try:
+            return server(first, given, **options).start()
+        except ServerError as error:
+            print(f"{first}: {error}\n{error.log_tail}", flush=True)
+            return None
+
+    with ThreadPoolExecutor(len(firsts)) as pool:
+        return {first: one for first, one in zip(firsts, pool.map(start, firsts), strict=True) if one is not None}
+
+
 def server(first: str, given: argparse.Namespace, **options: float) -> ServerProcess:
-    """The server for a group, by its first system. Of ``given``: ``model``, ``logs`` and ``server_args``; ``options``
-    are those of :func:`bench.shapes.gpu_args`. The tiny shape is served on a CPU. Conflux records what it does under
-    ``logs``."""
+    """The server for a group, by its first system. Of ``given``: ``model``, ``logs`` and what :func:`add_arguments`
+    adds; ``options`` are those of :func:`bench.shapes.gpu_args`. The tiny shape is served on a CPU. Conflux records
+    what it does under ``logs``."""
     given.logs.mkdir(parents=True, exist_ok=True)
     folder, tiny = shape_folder(given.model, given.logs), given.model == "tiny"
+    if given.pool is not None and not tiny:
+        # Memory is divided by pools of equal size: a fraction would be of what others have left.
+        options |= {"memory": 0.95}
     args = cpu_args(folder) if tiny else gpu_args(folder, **options)  # type: ignore[arg-type]
+    args += ["--max-total-tokens", str(given.pool)] if given.pool is not None else []
     if first in STOCK:
         args += STOCK[first]
     else:
