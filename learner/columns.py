@@ -41,6 +41,7 @@ TERM_COLUMNS = (
 FEATURE_COLUMNS = (
     "bandwidth_demand",  # share of the whole device's bandwidth that the roofline would use, in [0, 1]
     "prefill_tokens",
+    "padded_tokens",  # all new tokens, and what pads them to a CUDA graph
     "phase",  # PREFILL, DECODE or MIXED
     "log_prefill_tokens",  # the log columns are log2(1 + x)
     "log_prefill_context",  # Σ q + c of prefill rows

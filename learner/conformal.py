@@ -11,7 +11,7 @@ FloatArray = npt.NDArray[np.float64]
 
 # What tells a pause from noise or a poor fit; logs of measured / mean.
 TAIL_SIGMAS = 4.0
-PAUSE = math.log(1.2)
+PAUSE = math.log(1.1)
 DISTURBED = 0.04
 
 
@@ -24,7 +24,7 @@ class AdaptiveLevel:
 
     __slots__ = ("alpha", "target")
 
-    step = 0.005
+    step = 0.002
     lowest, highest = -0.01, 0.05
 
     def __init__(self, target: float, alpha: float | None = None) -> None:

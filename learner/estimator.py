@@ -37,7 +37,7 @@ from learner.window import Batch, Window, WindowState
 
 FloatArray = npt.NDArray[np.float64]
 
-_SCHEMA = 4
+_SCHEMA = 5
 COVERAGE = 0.99
 # The first fits come after FEWEST_NEW samples each; later one is due when a 64th is new, within the other two.
 FEWEST_NEW, LEAST_NEW, MOST_NEW = 16, 4, 256

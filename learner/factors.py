@@ -19,27 +19,29 @@ from learner.requests import (
     PREFILL_CONTEXT,
     PREFILL_TOKENS,
     PREFILLS,
+    TOKENS,
 )
 from learner.sizes import SIGN, Sizes
 from learner.snapshot import Snapshot
 
 FloatArray = npt.NDArray[np.float64]
 
-# A batch's sums as the number of its kind, then its place (:mod:`learner.nearby`) without the squares and before
-# logarithms are taken. The kind counts 1 for decodes, 2 for prefill and 4 for a stream beside.
-_LINEAR = 1 + PLACE - LOG_FEATURES
+# A batch's sums as its tokens, the number of its kind, then its place (:mod:`learner.nearby`) without the squares and
+# before logarithms are taken. The kind counts 1 for decodes, 2 for prefill and 4 for a stream beside.
+_BEFORE = 2
+_LINEAR = _BEFORE + PLACE - LOG_FEATURES
 OF_SUMS = np.zeros((_LINEAR, WIDTH))
-OF_SUMS[0, [DECODES, PREFILLS, BESIDE]] = 1.0, 2.0, 4.0
+OF_SUMS[0, TOKENS] = 1.0
+OF_SUMS[1, [DECODES, PREFILLS, BESIDE]] = 1.0, 2.0, 4.0
 _LOG_SUMS = PREFILL_TOKENS, PREFILL_CONTEXT, DECODE_ROWS, DECODE_CACHED, LONGEST
-for _row, _sum in enumerate(_LOG_SUMS, start=1):
+for _row, _sum in enumerate(_LOG_SUMS, start=_BEFORE):
     OF_SUMS[_row, [_sum, ONE]] = 1.0
-for _row, _sum in enumerate((ONE, DECODES, PREFILLS, BESIDE), start=1 + LOG_FEATURES):
+for _row, _sum in enumerate((ONE, DECODES, PREFILLS, BESIDE), start=_BEFORE + LOG_FEATURES):
     OF_SUMS[_row, _sum] = 1.0
-ROWS = 1 + PLACE
+ROWS = _BEFORE + PLACE
 FOUND = 7
 _FLOOR = 5  # row of what is found
-_LOGS, _SQUARES = slice(1, 1 + LOG_FEATURES), slice(_LINEAR, ROWS)
-_PREFILL_TOKENS, _DECODE_ROWS = _LOG_SUMS.index(PREFILL_TOKENS), _LOG_SUMS.index(DECODE_ROWS)
+_LOGS, _SQUARES = slice(_BEFORE, _BEFORE + LOG_FEATURES), slice(_LINEAR, ROWS)
 _PHASE_OF_KIND = (PREFILL, DECODE, PREFILL, MIXED)  # an empty forward counts as a prefill
 
 
@@ -59,7 +61,8 @@ class FactorRoom:
 
     def __init__(self, rows: FloatArray, beside: int) -> None:
         batches = rows.shape[1]
-        self.kinds, self.logs, self.place, self.squares = rows[0], rows[_LOGS], rows[1:], rows[_SQUARES]
+        self.tokens, self.kinds = rows[:_BEFORE]
+        self.logs, self.place, self.squares = rows[_LOGS], rows[_BEFORE:], rows[_SQUARES]
         self.kind = np.empty(batches, dtype=np.intp)
         self.correction, self.nearby = CorrectionRoom(batches), NearbyRoom(batches)
         self.found = Found(np.empty((FOUND, batches)))
@@ -85,9 +88,7 @@ class Factors:
         room.kind[...] = room.kinds
         self._by_kind.take(room.kind, axis=1, out=room.found.rows, mode="clip")
         if len(self._sizes):
-            # Each is 1 more here.
-            tokens = logs[_PREFILL_TOKENS] + logs[_DECODE_ROWS] - 2.0
-            add(factor, self._sizes.shift(tokens * self._size_sign[room.kind]), factor)
+            add(factor, self._sizes.shift(room.tokens * self._size_sign[room.kind]), factor)
         log2(logs, logs)
         if self._correction.present:
             multiply(weight, self._correction.log_factor(logs, room.correction), weight)

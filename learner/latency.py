@@ -30,7 +30,7 @@ from learner.snapshot import Snapshot
 
 FloatArray = npt.NDArray[np.float64]
 
-_PHASE, _PREFILL_TOKENS, _DECODE_ROWS = (COLUMN[name] for name in ("phase", "prefill_tokens", "decode_rows"))
+_PHASE, _PADDED_TOKENS = COLUMN["phase"], COLUMN["padded_tokens"]
 _MARGIN, _LEAST_UPPER = 3, 6  # rows of a model's group factors
 
 
@@ -284,8 +284,7 @@ class LatencyModel:
 
 def sizes_of(columns: FloatArray, group: npt.NDArray[np.intp]) -> FloatArray:
     """Keys of forwards in :class:`learner.sizes.Sizes`, [m]; ``columns`` [len(COLUMNS), m], ``group`` [m]."""
-    tokens = columns[_PREFILL_TOKENS] + columns[_DECODE_ROWS]
-    return np.asarray(tokens * SIGN[group])
+    return np.asarray(columns[_PADDED_TOKENS] * SIGN[group])
 
 
 def _beside(contention: FloatArray) -> npt.NDArray[np.intp]:

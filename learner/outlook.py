@@ -156,7 +156,7 @@ class Outlook:
             prompts.add_excess(whole, decodes)
         if following is not None:
             self._join(following, prompts, prompts.sums[:, prefills + 1])
-        prompts.complete()
+        prompts.complete(0 if pairs is None else prefills)
         numbers.linear.dot(prompts.sums, room.linear)
         numbers.factors.find(room.factors)
         maximum(room.flops, room.bytes, out=room.maxima)

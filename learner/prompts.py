@@ -164,7 +164,9 @@ class PromptSums:
         self.excess[...] = total[:-1, : self.excess.shape[1]]
         self._decoding_excess += decodes.excess(self._requests, self._pair_bytes[-1:])
 
-    def complete(self) -> None:
-        """Fill in what follows from the other sums; see :func:`learner.requests.complete`."""
+    def complete(self, beside: int) -> None:
+        """Fill in what follows from the other sums, see :func:`learner.requests.complete`, and pad all batches but the
+        first ``beside``."""
         minimum(self._counts, self._ones, out=self._indicators)
+        self._requests.pad(self.sums[TOKENS, beside:], self._prefills[beside:])
         multiply(self._padded, self._prefills, self._padded)

@@ -11,7 +11,7 @@ FloatArray = npt.NDArray[np.float64]
 
 # DECODES … CLASSIFIES are 1 where DECODE_ROWS … LOGITS are positive. PREFILL_BOUND and CAUSAL_BOUND sum attention's
 # maxima request by request, in bytes: max(F · 𝓑 / Π, B); DECODE_EXCESS what F · 𝓑 / Π exceeds B by. SQUARES are of new
-# tokens.
+# tokens; TOKENS are those that linear layers work on, padding included.
 PREFILL_BOUND, CAUSAL_BOUND, SQUARES, PAIRS, PREFILL_CONTEXT, PREFILL_TOKENS = range(6)
 PADDED_PAIRS, DECODE_CACHED, DECODE_ROWS, PREFILL_ROWS, TOKENS, LOGITS = range(6, 12)
 DECODES, PREFILLS, ACTIVE, CLASSIFIES, LONGEST, DECODE_EXCESS, ONE = range(12, 19)
@@ -29,6 +29,7 @@ class Requests:
         self.pair_flops = shape.layers * heads * (4.0 * shape.head_dim + 2.0)
         self.query_bytes = shape.layers * 2.0 * self.q_width * shape.activation_bytes
         self.context_bytes = shape.layers * 2.0 * self.kv_width * shape.kv_bytes
+        self._graphs = np.array(shape.graph_tokens, dtype=np.float64)
 
     def bytes_of(self, pair_bytes: FloatArray) -> FloatArray:
         """What turns SQUARES to PREFILL_TOKENS of a request into PREFILL_BOUND and CAUSAL_BOUND: first the bytes that
@@ -45,6 +46,14 @@ class Requests:
         out[1, :, context], out[1, :, tokens] = self.context_bytes, self.query_bytes
         return out
 
+    def pad(self, tokens: FloatArray, prefills: FloatArray) -> None:
+        """Round ``tokens`` [m] up to the next CUDA graph, in place, where ``prefills`` [m] is not 0; beyond the largest
+        nothing is padded. Forwards that share the device run without such graphs and must be left out."""
+        if not len(self._graphs):
+            return
+        padded = self._graphs.take(self._graphs.searchsorted(tokens), mode="clip")
+        np.maximum(tokens, padded * np.minimum(prefills, 1.0), out=tokens)
+
     def excess(self, rows: FloatArray | float, tokens: FloatArray, pair_bytes: FloatArray) -> FloatArray:
         """What decodes' F · 𝓑 / Π exceeds their B by, in bytes; arguments broadcast.
 
@@ -55,7 +64,7 @@ class Requests:
 
 
 def complete(sums: FloatArray) -> None:
-    """Fill in what follows from the other sums [SUMS, m]."""
+    """Fill in what follows from the other sums [SUMS, m], all but padding."""
     np.add(sums[PREFILL_TOKENS], sums[DECODE_ROWS], out=sums[TOKENS])
     np.minimum(sums[DECODE_ROWS : LOGITS + 1], 1.0, out=sums[DECODES : CLASSIFIES + 1])
     # Padding concerns decodes, each of c + 1 tokens, only where they share a batch with a prefill.

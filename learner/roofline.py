@@ -130,6 +130,7 @@ class Roofline:
             ("prefill_forward", PREFILLS, 1.0),
             ("forward", ACTIVE, 1.0),
             ("prefill_tokens", PREFILL_TOKENS, 1.0),
+            ("padded_tokens", TOKENS, 1.0),
             ("log_prefill_tokens", PREFILL_TOKENS, 1.0),
             ("log_prefill_context", PREFILL_CONTEXT, 1.0),
             ("log_decode_rows", DECODE_ROWS, 1.0),
@@ -193,6 +194,7 @@ class Roofline:
         if q.shape[1]:
             self._sum_requests(q, c, pair_bytes[:, None], sums)
         complete(sums)
+        self.requests.pad(sums[TOKENS], sums[PREFILLS] * (s >= self.profile.tpcs))
         work = self.weights @ sums
         work[FLOP_ROWS] *= per_flop
         work[BYTE_ROWS] *= per_byte

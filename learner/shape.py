@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -60,7 +61,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     All counts are those of the whole model; ``tp`` says over how many ranks it is split, ``xp`` over how many (each of
     ``tp``) a prompt's prefill is spread. Byte widths are separate because weights, activations and the KV cache may be
-    stored differently.
+    stored differently. ``graph_tokens``: sizes of CUDA graphs for forwards with a prefill, ascending; such a forward is
+    padded to the next size.
     """
 
     name: str
@@ -77,6 +79,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: float = 2.0
     tp: int = 1
     xp: int = 1
+    graph_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "tp", "xp"):
@@ -85,6 +88,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("weight_bytes", "activation_bytes", "kv_bytes"):
             if not 0.0 < getattr(self, field) <= 8.0:
                 raise ValueError(f"{field} must lie in (0, 8], not {getattr(self, field)}")
+        if any(early >= late for early, late in pairwise((0, *self.graph_tokens))):
+            raise ValueError(f"graph_tokens must be positive and ascend, unlike {self.graph_tokens}")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} query heads cannot be shared evenly by {self.kv_heads} KV heads")
         if self.heads % self.tp or self.intermediate % self.tp:
@@ -96,7 +101,15 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_hf_config(
-        cls, config: Mapping[str, Any], *, name: str, dtype: str, kv_dtype: str = "auto", tp: int = 1, xp: int = 1
+        cls,
+        config: Mapping[str, Any],
+        *,
+        name: str,
+        dtype: str,
+        kv_dtype: str = "auto",
+        tp: int = 1,
+        xp: int = 1,
+        graph_tokens: tuple[int, ...] = (),
     ) -> ModelShape:
         """Read the shape from a Hugging Face ``config.json`` of a Llama, Qwen2 or Qwen3 model.
 
@@ -132,6 +145,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
             kv_bytes=activation_bytes if kv_dtype == "auto" else byte_width(kv_dtype),
             tp=tp,
             xp=xp,
+            graph_tokens=graph_tokens,
         )
 
     @property

@@ -2,7 +2,8 @@
 
 A GEMM's time rises in steps with its rows, as tiles and waves fill up; each CUDA graph keeps the kernels that were
 chosen for its size; and decodes are padded to the next graph. Chunks are cut to fill a graph, so few sizes come, again
-and again, and each may have a factor of its own: mixed batches by their tokens, decode steps alone by their rows.
+and again, and each may have a factor of its own: mixed batches by their tokens, padding included, decode steps alone by
+their rows.
 
 Both are keyed by one number: the tokens of a mixed batch, or minus the rows of a decode step. 0 is neither.
 """

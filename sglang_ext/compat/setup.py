@@ -141,7 +141,8 @@ def make_controller(scheduler: Scheduler) -> Controller:
     config, address = _config(scheduler.server_args), scheduler.server_args._conflux.get("learner_address")
     leader = scheduler.ps.tp_rank == 0
     dtype, kv_dtype = _name(scheduler.model_config.dtype), _name(scheduler.tp_worker.model_runner.kv_cache_dtype)
-    shape = _model_shape(scheduler.model_config, kv_dtype, scheduler.ps.tp_size, config.xp)
+    graph_tokens = prefill_graph_tokens(scheduler.tp_worker.model_runner)
+    shape = _model_shape(scheduler.model_config, kv_dtype, scheduler.ps.tp_size, config.xp, graph_tokens)
     profile = device_profile(scheduler.device, dtype, config.state_dir)
     header = Header(
         created_unix_s=time.time(),
@@ -167,7 +168,7 @@ def make_controller(scheduler: Scheduler) -> Controller:
         max_look_ahead=config.look_ahead(lanes.concurrent),
         explore=config.explore,
         least_chunk=_LEAST_CHUNK,
-        graph_tokens=prefill_graph_tokens(scheduler.tp_worker.model_runner),
+        graph_tokens=graph_tokens,
     )
     if config.mode in FORCED_WINDOWS and not settings.concurrent:
         why = lanes.state().get("reason", "no decode graphs could be captured for partitions")
@@ -190,7 +191,7 @@ def _config(server_args: Any) -> Config:
     return Config(**{field.name: server_args._conflux[field.name] for field in dataclasses.fields(Config)})
 
 
-def _model_shape(model: Any, kv_dtype: str, tp: int, xp: int = 1) -> ModelShape:
+def _model_shape(model: Any, kv_dtype: str, tp: int, xp: int = 1, graph_tokens: tuple[int, ...] = ()) -> ModelShape:
     return ModelShape.from_hf_config(
         model.hf_config.to_dict(),
         name=os.path.basename(os.path.normpath(model.model_path)),
@@ -198,6 +199,7 @@ def _model_shape(model: Any, kv_dtype: str, tp: int, xp: int = 1) -> ModelShape:
         kv_dtype=kv_dtype,
         tp=tp,
         xp=xp,
+        graph_tokens=graph_tokens,
     )
 
 

@@ -5,7 +5,7 @@ A call costs far more than a batch, so all that is needed when the whole offer d
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
@@ -60,16 +60,12 @@ class Forwards:
         self.decodes = len(situation.decode_context)
         self._offer = offer
         self._eager_s = situation.eager_launch_s if self.decodes else 0.0
-        self._graphs, self._largest_graph = graph_tokens, graph_tokens[-1] if graph_tokens else 0
-        new, cached = offer.new, offer.cached
-        if graph_tokens:
-            # Behind all that is offered stands what fills up a graph: tokens of a prompt that nobody waits for.
-            new, cached = np.append(new, self._largest_graph), np.append(cached, 0)
-        self._outlook = model.outlook(new, cached, situation.decode_context)
+        self._largest_graph = graph_tokens[-1] if graph_tokens else 0
+        self._outlook = model.outlook(offer.new, offer.cached, situation.decode_context)
 
     def mixed(self, budgets: list[int]) -> Batches:
         """Every decode and the prefill that each budget buys, on all TPCs; budget 0 is decode alone."""
-        times = self._outlook.predict(*self._offer.split([*map(self._filled, budgets), *_padding(len(budgets))]))
+        times = self._outlook.predict(*self._offer.split([*budgets, *_padding(len(budgets))]))
         return self._batches(budgets, times)
 
     def mixed_and_windows(
@@ -82,8 +78,7 @@ class Forwards:
         """
         offer, p, n = self._offer, len(sizes), len(layout.decode_tpcs)
         # The windows' own decode step, which runs beside their prefills or else alone, then the next iteration's.
-        filled = map(self._filled, budgets)
-        whole, part = offer.split([*sizes, 0, 0, *filled, *_padding(p + 2 + len(budgets))])
+        whole, part = offer.split([*sizes, 0, 0, *budgets, *_padding(p + 2 + len(budgets))])
         following = Following(offer.prompts(offer.most), grown)
         times = self._outlook.predict(whole, part, p, following, layout.pairs)
         prefills_s, times = (None, times) if layout.concurrent else (times[:, :p], times[:, p:])
@@ -115,14 +110,6 @@ class Forwards:
 
     def _is_eager(self, budget: int) -> bool:
         return self.decodes + self._offer.tokens(budget) > self._largest_graph
-
-    def _filled(self, budget: int) -> int:
-        """The budget of all that is offered, and what pads it to the next CUDA graph; any other budget as it is."""
-        if budget != self._offer.most or not budget:
-            return budget
-        tokens = self.decodes + self._offer.tokens(budget)
-        graph = bisect_left(self._graphs, tokens)
-        return budget + (self._graphs[graph] - tokens if graph < len(self._graphs) else 0)
 
 
 def _padding(batches: int) -> list[int]:

@@ -86,6 +86,7 @@ class Conflux:
             levels=levels,
             max_look_ahead=LOOK_AHEAD,
             least_chunk=LEAST_CHUNK,
+            graph_tokens=model.shape.graph_tokens,
         )
         self._explorer = Explorer() if mode == "auto" else None
 

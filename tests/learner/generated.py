@@ -94,6 +94,7 @@ def headers(draw: st.DrawFn) -> Header:
             intermediate=draw(st.integers(1, 100_000)),
             vocabulary=draw(st.integers(1, 500_000)),
             tied_embeddings=draw(st.booleans()),
+            graph_tokens=tuple(sorted(draw(st.sets(st.integers(1, 5000), max_size=4)))),
         ),
         device=DeviceProfile(
             name=draw(st.text(min_size=1, max_size=20)),

@@ -55,7 +55,7 @@ def test_the_level_stays_within_its_limits() -> None:
     for _ in range(100):
         level.update(True)
     assert level.alpha == level.lowest
-    for _ in range(2000):
+    for _ in range(5000):
         level.update(False)
     assert level.alpha == level.highest
     assert AdaptiveLevel(0.01, 7.0).alpha == level.highest

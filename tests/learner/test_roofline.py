@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner import DeviceProfile, LatencyModel, ModelShape
-from learner.columns import COLUMNS, ROOFLINE_COLUMNS
+from learner.columns import COLUMN, COLUMNS, ROOFLINE_COLUMNS
 from learner.roofline import ALL_REDUCE_LAUNCH_S, Roofline
 from tests.learner.worlds import H200, LARGE
 
@@ -183,3 +183,29 @@ def test_a_split_model_needs_a_link() -> None:
     with pytest.raises(ValueError, match="needs a link bandwidth"):
         Roofline(msgspec.structs.replace(SHAPE, tp=2), lonely)
     Roofline(SHAPE, lonely)
+
+
+@pytest.mark.parametrize(
+    ("q", "c", "tpcs", "padded"),
+    [
+        ([90], [0], 66, 128.0),
+        ([127, 1], [0, 50], 66, 128.0),
+        ([128, 1], [0, 50], 66, 512.0),
+        ([300, 300], [0, 9], 66, 600.0),  # larger than any graph
+        ([90], [0], 48, 90.0),  # in a window, whose prefills are not graphs
+        ([1, 1], [50, 50], 66, 2.0),  # decodes
+        ([0], [0], 66, 0.0),
+    ],
+)
+def test_linear_layers_work_on_the_padding_of_graphs_too(q, c, tpcs, padded) -> None:
+    graphs = Roofline(msgspec.structs.replace(SHAPE, graph_tokens=(128, 512)), DEVICES["h200"])
+    plain = Roofline(SHAPE, DEVICES["h200"])
+    assert DEVICES["h200"].tpcs == 66
+    found, _, roofline_s = graphs.columns(q, c, 1, tpcs)
+    expected, _, bare_s = plain.columns(q, c, 1, tpcs)
+    assert found[COLUMN["padded_tokens"], 0] == padded
+    per_token = plain.columns([1000], [0], 1, tpcs)[0][COLUMN["linear_compute_s"], 0] / 1000
+    assert found[COLUMN["linear_compute_s"], 0] == pytest.approx(per_token * padded)
+    same = [COLUMN[name] for name in ("attention_prefill_s", "attention_decode_s", "prefill_tokens", "decode_rows")]
+    np.testing.assert_array_equal(found[same], expected[same])
+    assert (roofline_s > bare_s) == (padded > sum(q))

@@ -117,6 +117,8 @@ def test_byte_widths(
         ({}, {"dtype": "bf17"}, "unknown dtype 'bf17'"),
         ({}, {"kv_dtype": "fp3"}, "unknown dtype 'fp3'"),
         ({}, {"tp": 3}, "must divide by tp=3"),
+        ({}, {"graph_tokens": (64, 64)}, "graph_tokens must be positive and ascend"),
+        ({}, {"graph_tokens": (0, 64)}, "graph_tokens must be positive and ascend"),
         ({"num_attention_heads": 48, "num_key_value_heads": 12, "head_dim": 64}, {"tp": 8}, "12 KV heads can be"),
     ],
 )

@@ -166,18 +166,3 @@ def test_what_no_graph_holds_is_bound_by_its_launch_too() -> None:
     assert plain.mixed([0, 8000]).upper_s[1] == pytest.approx(without.upper_s[5] + 0.03)
     nobody = replace(s, decode_context=np.empty(0, dtype=np.int64))
     assert Forwards(nobody, offered, model).mixed([8000]).upper_s[0] < found.upper_s[5] - 0.03
-
-
-def test_all_that_is_offered_is_predicted_as_its_graph_runs_it() -> None:
-    s = Situation(np.full(4, 100), np.array([300, 50]), np.array([0, 20]), 0.1, 8000, 0)
-    offered, model = offer(s), Analytic()
-    filled, plain = Forwards(s, offered, model, (64, 512)), Forwards(s, offered, model)
-    found = filled.mixed([0, 60, 350])
-    assert found.budgets == [0, 60, 350]
-    # Of 512 tokens 354 are decodes' and prompts', and the rest as if of a prompt of its own.
-    q, c = np.array([1, 1, 1, 1, 300, 50, 158]), np.array([100, 100, 100, 100, 0, 20, 0])
-    expected = model.predict(model.terms(q, c, 6, model.total_tpcs)).mean_s[0]
-    assert found.mean_s[2] == pytest.approx(expected)
-    assert found.mean_s[:2] == plain.mixed([0, 60, 350]).mean_s[:2]
-    # What is too large for every graph is not padded.
-    assert Forwards(s, offered, model, (64, 128)).mixed([350]).mean_s == plain.mixed([350]).mean_s
