@@ -16,6 +16,7 @@ import numpy.typing as npt
 from learner.accuracy import Accuracy, accuracy
 from learner.columns import PHASES
 from learner.estimator import OnlineEstimator, StepPrediction
+from learner.hindsight import Hindsight, HindsightCount
 from learner.persistence import Persistence
 from learner.prior import shipped_prior
 from learner.records import Header, Iteration
@@ -85,7 +86,8 @@ class ReplayReport:
     """What :func:`replay` found. Groups without a step are left out.
 
     ``unusable_steps`` had timings that the learner refused; ``unjudged_steps`` had no neighbour yet. ``live_learnt``
-    covers the steps whose live prediction came from a learnt snapshot, None if there are none.
+    covers the steps whose live prediction came from a learnt snapshot, None if there are none; ``hindsight`` the
+    decisions whose plans were recorded, likewise.
     """
 
     header: Header
@@ -103,6 +105,7 @@ class ReplayReport:
     modes: list[Group]
     live_learnt: Group | None
     windows: list[Window]
+    hindsight: Hindsight | None
 
 
 class ReplayError(ValueError):
@@ -156,6 +159,7 @@ class _Run:
     def __init__(self, estimator: OnlineEstimator) -> None:
         self._estimator = estimator
         self._persistence = Persistence()
+        self.hindsight = HindsightCount()
         self._rows: list[tuple[float, str, str, int, float, float, float, float, float, float, float]] = []
         self._start_s: float | None = None
         self.end_s = 0.0
@@ -163,6 +167,7 @@ class _Run:
 
     def step(self, iteration: Iteration) -> None:
         self.iterations += 1
+        self.hindsight.add(iteration)
         if self._start_s is None:
             self._start_s = iteration.time_s
         self.end_s = iteration.time_s - self._start_s
@@ -239,4 +244,5 @@ def _report(header: Header, run: _Run, steps: Steps) -> ReplayReport:
         modes=[group(mode, steps.where(steps.mode == mode)) for mode in sorted(set(steps.mode.tolist()))],
         live_learnt=group("live, learnt", steps.where(learnt)) if learnt.any() else None,
         windows=windows(steps),
+        hindsight=run.hindsight.result(),
     )

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from learner.hindsight import Hindsight
 from learner.page import Cell, Section, Table, Text, render_html
 from learner.plots import error_distribution, error_over_time, gap_distribution, predicted_against_measured
 from learner.records import Header
@@ -136,6 +137,8 @@ def replay_sections(
             [comparison_table(report.phases, "phase"), comparison_table(report.modes, "mode")],
         ),
     ]
+    if report.hindsight is not None:
+        sections.append(Section("Decisions in hindsight", [Text(_HINDSIGHT), hindsight_table(report.hindsight)]))
     gaps = gap_section(gaps_s or {}, report.header.tbt_slo_s)
     if gaps is not None:
         sections.append(gaps)
@@ -181,7 +184,32 @@ def replay_text(report: ReplayReport) -> str:
             [report.first_half, report.second_half, *report.phases, *_named("mode ", report.modes)], "part"
         ).to_text(),
     ]
+    if report.hindsight is not None:
+        lines += ["", hindsight_table(report.hindsight).to_text()]
     return "\n".join(lines)
+
+
+_HINDSIGHT = (
+    "What a better prediction would have decided. “outrun”: the plan took so long that another feasible one should "
+    "have served more; “broken”: it exceeded the TBT target, which another one should have kept; “withheld”: a faster plan "
+    "was refused by its bound, while its mean keeps the target. Other plans were not run: their own predictions speak "
+    "for them."
+)
+
+
+def hindsight_table(found: Hindsight) -> Table:
+    """Decisions that a better prediction would have changed, and what they cost."""
+
+    def cost(tokens: float) -> str:
+        return f"{100.0 * tokens / max(found.tokens, 1.0):.2f} % of tokens"
+
+    rows: list[tuple[Cell, ...]] = [
+        ("outrun", found.outrun, 100.0 * found.outrun / found.decisions, cost(found.outrun_tokens)),
+        ("broken", found.broken, 100.0 * found.broken / found.decisions, f"{found.broken_ms:.2f} ms beyond the target"),
+        ("withheld", found.withheld, 100.0 * found.withheld / found.decisions, cost(found.withheld_tokens)),
+    ]
+    caption = f"Of {found.decisions:,} decisions among two plans and more"
+    return Table(("", "decisions", "%", "cost"), rows, caption)
 
 
 def _named(prefix: str, groups: list[Group]) -> list[Group]:
