@@ -40,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, several: bool = True) -> N
     ``model``."""
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
     parser.add_argument("--pool", type=int, help="KV cache of each server, in tokens (default: what memory allows)")
+    parser.add_argument("--record", action="store_true", help="have conflux record, at the cost of host time")
+    parser.set_defaults(together=1)
     if several:
         text = "start so many servers at once on the GPU, all with --pool, and measure them in turns (default: 1)"
         parser.add_argument("--together", type=int, default=1, help=text)
@@ -103,8 +105,8 @@ def _started(firsts: list[str], given: argparse.Namespace, options: dict[str, fl
 
 def server(first: str, given: argparse.Namespace, **options: float) -> ServerProcess:
     """The server for a group, by its first system. Of ``given``: ``model``, ``logs`` and what :func:`add_arguments`
-    adds; ``options`` are those of :func:`bench.shapes.gpu_args`. The tiny shape is served on a CPU. Conflux records
-    what it does under ``logs``."""
+    adds; ``options`` are those of :func:`bench.shapes.gpu_args`. The tiny shape is served on a CPU. A record goes under
+    ``logs``."""
     given.logs.mkdir(parents=True, exist_ok=True)
     folder, tiny = shape_folder(given.model, given.logs), given.model == "tiny"
     if given.pool is not None and not tiny:
@@ -112,11 +114,13 @@ def server(first: str, given: argparse.Namespace, **options: float) -> ServerPro
         options |= {"memory": 0.95}
     args = cpu_args(folder) if tiny else gpu_args(folder, **options)  # type: ignore[arg-type]
     args += ["--max-total-tokens", str(given.pool)] if given.pool is not None else []
+    # Who waits for its turn must not keep a core busy meanwhile.
+    args += ["--sleep-on-idle"] if given.together > 1 else []
     if first in STOCK:
         args += STOCK[first]
     else:
         args += ["--backend", "conflux", "--conflux-state-dir", str(given.logs / "state")]
-        args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")]
+        args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")] if given.record else []
     env = cpu_environment(first in STOCK) if tiny else None
     log = given.logs / f"{first}.log"
     return ServerProcess([*args, *given.server_args], log=log, env=env, cwd=ROOT, startup_timeout_s=300.0)

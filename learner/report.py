@@ -191,9 +191,9 @@ def replay_text(report: ReplayReport) -> str:
 
 _HINDSIGHT = (
     "What a better prediction would have decided. “outrun”: the plan took so long that another feasible one should "
-    "have served more; “broken”: it exceeded the TBT target, which another one should have kept; “withheld”: a faster plan "
-    "was refused by its bound, while its mean keeps the target. Other plans were not run: their own predictions speak "
-    "for them."
+    "have served more; “broken”: it exceeded the TBT target, which another one should have kept; “withheld”: a faster "
+    "plan was refused by its bound, while its mean keeps the target. Other plans were not run: their own predictions "
+    "speak for them."
 )
 
 

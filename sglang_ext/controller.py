@@ -23,7 +23,7 @@ from learner.record_file import RecordWriter
 from learner.records import Header, Iteration
 from learner.snapshot import COLD_MARGIN, Snapshot
 from sglang_ext.config import RANDOM, Config
-from sglang_ext.host_time import HostTime
+from sglang_ext.host_time import HostTime, WindowYield
 from sglang_ext.iteration import Running, record_of
 from sglang_ext.metrics import Metrics
 from sglang_ext.policy.decide import decide
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_OPEN = 64
+# Snapshots come with every few forwards; taking one in costs as much as deciding.
+_HEAR_EVERY_S = 0.05
 _SILENT_S = 30.0
 _DRIFT_SAID_EVERY_S = 60.0
 
@@ -73,6 +75,7 @@ class Controller:
         self.clock = clock
         self.attainment = Attainment()
         self.host_time = HostTime(launches_ahead)
+        self.window_yield = WindowYield()
         self.decisions: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self._model = model
@@ -89,7 +92,7 @@ class Controller:
         self._drift_said_s: dict[str, float] = {}
         self._drift_open: set[str] = set()
         self._drifting: list[str] = []
-        self._housekeeping_s = 0.0
+        self._housekeeping_s = self._heard_s = 0.0
         self._created_s = time.perf_counter()
         self._recent = Recent()
         if sm is not None and sm.fell_back:
@@ -105,7 +108,9 @@ class Controller:
 
     def poll(self) -> None:
         """Take in what has arrived since the last iteration: a snapshot, times of forwards. Never waits."""
-        if self._client is not None:
+        now_s = time.perf_counter()
+        if self._client is not None and now_s - self._heard_s > _HEAR_EVERY_S:
+            self._heard_s = now_s
             snapshot = self._client.poll()
             if snapshot is not None:
                 self._model = self._model.with_snapshot(snapshot)
@@ -113,7 +118,6 @@ class Controller:
         self.clock.poll()
         while self._open and self._open[0].known:
             self._finish(self._open.popleft())
-        now_s = time.perf_counter()
         if now_s - self._housekeeping_s > 0.5:
             self._housekeeping_s = now_s
             self._publish()
@@ -183,6 +187,9 @@ class Controller:
             waiting=waiting,
             after_idle=self._idle,
         )
+        if decision is not None and mode in ("spatial", "reserved") and self.settings.mode != "duet":
+            rate = decision.candidates.plan(decision.index).tokens_per_s
+            iteration.expected_tokens_per_s = rate / self.window_yield.value
         self._idle = False
         return iteration
 
@@ -205,6 +212,12 @@ class Controller:
             mixed=iteration.halves[0].phase == "mixed",
             after_idle=iteration.after_idle,
         )
+        if iteration.expected_tokens_per_s:
+            made = sum(sum(half.q) * len(half.spans) for half in iteration.halves)
+            taken_s = last_s - first_s + overhead_s + self.host_time.after_window.mean_s
+            self.window_yield.note(made / taken_s / iteration.expected_tokens_per_s)
+        else:
+            self.window_yield.fade()
         # Positions of GPU events on the host's clock are sums, so the first may come out a little early.
         iteration.time_s = min(iteration.time_s, first_s)
         record = record_of(iteration, self._iterations, overhead_s)
@@ -295,6 +308,7 @@ class Controller:
             "decisions": dict(self.decisions),
             "fallbacks": dict(self.fallbacks),
             **self.host_time.state(),
+            "window_yield": round(self.window_yield.value, 3),
             "model_version": self._model.version,
             **self._recent.state(),
             "ttft_slo_met": attained.ttft_met,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 _WEIGHT = 0.1
@@ -44,6 +45,38 @@ class Varying:
     def upper_s(self) -> float:
         """What it seldom exceeds."""
         return self.mean_s + _DEVIATIONS * self.deviation_s
+
+
+class WindowYield:
+    """What windows served of what was predicted of them, in tokens per second: a moving average, less its deviation.
+
+    A window's parts may each be predicted well and the whole not: a prefill that is launched kernel by kernel by a busy
+    host, a step more than planned, an end that takes its time. A mixed batch is one CUDA graph. So windows have to
+    promise more than it does, until they have shown that they keep it.
+    """
+
+    _UNTRIED = math.log(0.9)
+    _WEIGHT, _KEPT = 0.2, 0.9995
+    _LEAST, _MOST = math.log(0.2), math.log(1.25)
+
+    def __init__(self) -> None:
+        self._mean, self._deviation = self._UNTRIED, 0.0
+
+    def note(self, share: float) -> None:
+        """Take in a window that served this share of what was predicted."""
+        log = min(max(math.log(max(share, 1e-9)), self._LEAST), self._MOST)
+        self._deviation += self._WEIGHT * (abs(log - self._mean) - self._deviation)
+        self._mean += self._WEIGHT * (log - self._mean)
+
+    def fade(self) -> None:
+        """Forget a little: what did not keep its word is tried again some day."""
+        self._mean = self._UNTRIED + self._KEPT * (self._mean - self._UNTRIED)
+        self._deviation *= self._KEPT
+
+    @property
+    def value(self) -> float:
+        """What a predicted rate is to be multiplied by, at most 1."""
+        return math.exp(min(self._mean - self._deviation, 0.0))
 
 
 class HostTime:

@@ -40,6 +40,7 @@ class Running:
     concurrent: bool = False
     learnable: bool = True
     after_idle: bool = False
+    expected_tokens_per_s: float = 0.0  # of a window, before its mode's yield is taken into account
     halves: list[Half] = dataclasses.field(default_factory=list)
 
     @property

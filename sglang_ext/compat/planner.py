@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _MATCH_HEAD = 32
 _MATCH_AGE_S = 0.25
 _WAITING_SEEN = 64
+# A queue that nobody joined keeps its order for so long: with a hundred requests ordering takes a millisecond.
+_ORDER_AGE_S = 0.05
 LONGEST_TTFT_S = 60.0
 # A token passes through two more processes before it is sent, some sooner than others: by a millisecond or so, and no
 # more than this share of a target is set aside for it.
@@ -39,6 +41,8 @@ class Planner:
         self._chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
         self.tbt_slo_s = scheduler.controller.config.tbt_slo_s
         """The smallest target of the decodes that :meth:`situation` last saw."""
+        self._last: Req | None = None  # of the queue as it was left, and how long that was
+        self._length, self._ordered_s = 0, -_ORDER_AGE_S
 
     def order_waiting(self) -> None:
         """Put the queue in order, unless the user chose another --schedule-policy."""
@@ -53,8 +57,12 @@ class Planner:
         waiting = scheduler.waiting_queue
         if not self._orders_queue or len(waiting) < 2:
             return
-        order = agree(scheduler, lambda: self._order(waiting, now_s))
-        scheduler.waiting_queue = [waiting[index] for index in order]
+        joined = waiting[-1] is not self._last or len(waiting) > self._length
+        if joined or now_s - self._ordered_s >= _ORDER_AGE_S:
+            order = agree(scheduler, lambda: self._order(waiting, now_s))
+            scheduler.waiting_queue = waiting = [waiting[index] for index in order]
+            self._last, self._ordered_s = waiting[-1], now_s
+        self._length = len(waiting)
 
     def _order(self, waiting: list[Req], now_s: float) -> list[int]:
         progress = [req.conflux for req in waiting]
@@ -97,6 +105,7 @@ class Planner:
             waited_s=scheduler.waited_s,
             eager_launch_s=scheduler.windows.eager_launch_s,
             after_window=scheduler.after_window,
+            window_yield=controller.window_yield.value,
             **controller.host_time.overheads(scheduler.after_window)._asdict(),
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from sglang_ext.policy.types import MODES, CandidateTable, Decision, FloatArray
@@ -35,8 +34,9 @@ def best_rival(columns: FloatArray) -> Rival:
 def choose(table: CandidateTable) -> tuple[int, str]:
     """The feasible plan of the highest rate (``best``), the first of equals.
 
-    If there is none, the highest rate among the plans with prefill whose violation is the least, or close to it
-    (``least_violation``): neither phase may starve.
+    If there is none, the highest rate among the plans whose violation is the least, or close to it
+    (``least_violation``). Decode alone is a plan only where a window has just ended, so prefill does not starve: it
+    pays for the window's end, which else another window would pass on to the next.
     """
     rates = table.quantity(RATE)
     scores = [rate if keeps else -1.0 for rate, keeps in zip(rates, table.quantity(FEASIBLE), strict=True)]
@@ -44,9 +44,6 @@ def choose(table: CandidateTable) -> tuple[int, str]:
     if best >= 0.0:
         return scores.index(best), "best"
     gaps_s = table.quantity(VIOLATION)
-    for index, tokens in enumerate(table.quantity(PREFILL_TOKENS)):
-        if not tokens:
-            gaps_s[index] = math.inf
     limit_s = min(gaps_s) * (1.0 + SAME)
     scores = [rate if gap_s <= limit_s else -1.0 for rate, gap_s in zip(rates, gaps_s, strict=True)]
     return scores.index(max(scores)), "least_violation"

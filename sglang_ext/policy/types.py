@@ -79,7 +79,8 @@ class Situation:
 
     ``waited_s`` is how long the decodes' last tokens will have waited when this iteration starts, beyond that overhead:
     what was left of the previous window after its last decode step (:attr:`Decision.left_s`, or as measured), 0 after
-    any other iteration. ``after_window``: the previous iteration was one.
+    any other iteration. ``after_window``: the previous iteration was one. ``window_yield``: what windows have served of
+    what was predicted of them.
     """
 
     decode_context: IntArray
@@ -96,6 +97,7 @@ class Situation:
     host_period_s: float = 0.0
     eager_launch_s: float = 0.0
     after_window: bool = False
+    window_yield: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

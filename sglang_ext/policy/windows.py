@@ -46,6 +46,7 @@ def weigh(windows: Windows, situation: Situation, room: WindowRoom, most_steps: 
     multiply(room.steps, len(situation.decode_context), room.rate)
     add(room.rate, room.tokens, room.rate)
     divide(room.rate, add(room.predicted_s, before_s + after_s, room.scratch), room.rate)
+    multiply(room.rate, situation.window_yield, room.rate)
 
 
 def best_windows(windows: Windows, situation: Situation, most_steps: int) -> FloatArray:

@@ -20,7 +20,7 @@ from learner.snapshot import GROUP_NAMES, Snapshot
 from sglang_ext import controller as module
 from sglang_ext.config import Config, ConfigError
 from sglang_ext.controller import Controller
-from sglang_ext.host_time import HostTime
+from sglang_ext.host_time import HostTime, WindowYield
 from sglang_ext.iteration import Half
 from sglang_ext.metrics import Metrics
 from sglang_ext.policy.types import Settings, Situation
@@ -137,6 +137,22 @@ def test_host_time_around_windows_is_learnt_by_where_it_falls():
     assert controller.host_time.overheads(True) == pytest.approx((0.015, 0.0, 0.015, 0.0))
 
 
+def test_a_window_is_held_to_what_it_promised():
+    controller = make()
+    decision = controller.decide(situation())
+    before = controller.window_yield.value
+    steps = Half("decode", 1, [1] * 4, [300] * 4, 4, [span(1.0, 1.1), span(1.1, 1.2)])
+    prefill = Half("prefill", 1, [700, 300], [0, 0], 2, [span(1.0, 1.25)])
+    run(controller, steps, prefill, mode="spatial", decision=decision)
+    promised = decision.candidates.plan(decision.index).tokens_per_s / before
+    expected = WindowYield()
+    expected.note((1000 + 8) / 0.25 / promised)
+    assert controller.window_yield.value == pytest.approx(expected.value)
+    run(controller, mixed(1.3, 1.4), decision=decision)
+    expected.fade()
+    assert controller.state()["window_yield"] == pytest.approx(expected.value, abs=1e-3)
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.002])
 def test_the_bound_on_host_time_after_windows_covers_its_spread(spread: float):
     host, rng, at_s, covered = HostTime(launches_ahead=True), random.Random(5), 1.0, 0
@@ -247,7 +263,7 @@ def test_drift_is_said_once_each_way_and_shown(caplog):
     def polled(version: int, *groups: str) -> list[str]:
         drifting = [float(name in groups) for name in GROUP_NAMES]
         client.snapshot = msgspec.structs.replace(Snapshot.roofline(), version=version, drifting=drifting)
-        controller._housekeeping_s = 0.0
+        controller._housekeeping_s = controller._heard_s = 0.0
         controller.poll()
         assert metrics.drifting == controller.state()["learner"]["drifting"] == list(groups)
         said = [f"{record.levelname} {record.message}" for record in caplog.records if "takes" in record.message]

@@ -124,8 +124,9 @@ def test_auto_is_the_best_of_all_plans(s: Situation, model: Analytic, concurrent
         assert rate == pytest.approx(max(plan.rate for plan in feasible))
     else:
         assert d.reason == "least_violation"
-        assert d.prefill_tokens >= s.page_size
-        least = min(plan.violation_s for plan in [*mixed, *windows])
+        alone = [plan for plan in plans if not plan.budget]
+        assert alone or d.prefill_tokens >= s.page_size
+        least = min(plan.violation_s for plan in [*mixed, *windows, *alone])
         assert d.candidates["violation_s"][d.index] <= 1.1 * least * (1 + 1e-9)
 
 
@@ -261,10 +262,12 @@ def test_a_wait_left_by_a_window_may_be_paid_by_decode_alone() -> None:
     s = changed(tbt_slo_s=0.04 + rest + 1e-3, waited_s=0.04)
     d = decide(s, Settings("auto", False), model)
     assert (d.mode, d.reason, d.prefill_tokens) == ("temporal", "best", 0)
-    # But not if it cannot keep τ either: then prefill goes on.
-    d = decide(changed(tbt_slo_s=0.04 + rest - 1e-3, waited_s=0.04), Settings("auto", False), model)
-    assert (d.reason, d.prefill_tokens > 0) == ("least_violation", True)
-    assert d.largest_gap_s > 1.1 * (0.04 + rest)
+    # Also if it cannot keep τ either: another window would pass the wait on to the next iteration.
+    late = changed(tbt_slo_s=0.04 + rest - 1e-3, waited_s=0.04)
+    for concurrent in (False, True):
+        d = decide(late, Settings("auto", concurrent, LEVELS if concurrent else ()), model)
+        assert (d.mode, d.reason, d.prefill_tokens) == ("temporal", "least_violation", 0)
+        assert d.largest_gap_s == pytest.approx(0.04 + rest)
     # With nothing to pay the least violation carries prefill instead.
     d = decide(changed(tbt_slo_s=rest + 1e-3), Settings("auto", False), model)
     assert (d.reason, d.prefill_tokens > 0) == ("least_violation", True)
@@ -329,3 +332,19 @@ def test_the_table_goes_into_the_record_as_it_is() -> None:
     assert record.upper_s[d.index] == d.upper_s
     assert {"temporal", "chunked", "spatial", "reserved"} == set(record.mode)
     assert len(record.mode) == 2 + 2 * len(LEVELS)
+
+
+def test_windows_that_do_not_yield_what_they_promise_give_way_to_chunks() -> None:
+    s = changed(decode_context=np.full(64, 8000), prefill_new=np.array([8000]), prefill_budget=8000, tbt_slo_s=0.05)
+    s = dataclasses.replace(s, max_look_ahead=64)
+    settings = Settings("auto", True, LEVELS, max_look_ahead=64)
+    trusted = decide(s, settings, MODEL)
+    assert trusted.mode in ("spatial", "reserved")
+    rates = trusted.candidates["tokens_per_s"] * (trusted.candidates["feasible"] > 0)
+    is_window = np.isin(trusted.candidates["mode"], (SPATIAL, RESERVED))
+    share = rates[~is_window].max() / rates[is_window].max()
+    assert 0.0 < share < 1.0
+    d = decide(dataclasses.replace(s, window_yield=0.8 * share), settings, MODEL)
+    assert d.mode == "chunked"
+    promised = d.candidates["tokens_per_s"][np.isin(d.candidates["mode"], (SPATIAL, RESERVED))]
+    assert promised.max() == pytest.approx(0.8 * share * rates[is_window].max())
