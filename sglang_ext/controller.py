@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from learner.client import ClientStats, LearnerClient
+from learner.client import LearnerClient
 from learner.latency import LatencyModel
 from learner.record_file import RecordWriter
 from learner.records import Header, Iteration
-from learner.snapshot import COLD_MARGIN, Snapshot
 from sglang_ext.config import RANDOM, Config
 from sglang_ext.host_time import HostTime, WindowYield
 from sglang_ext.iteration import Running, record_of
+from sglang_ext.learner_watch import LearnerWatch
 from sglang_ext.metrics import Metrics
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 _MAX_OPEN = 64
 # Snapshots come with every few forwards; taking one in costs as much as deciding.
 _HEAR_EVERY_S = 0.05
-_SILENT_S = 30.0
-_DRIFT_SAID_EVERY_S = 60.0
 
 
 def _explorer(settings: Settings) -> Explorer | None:
@@ -89,11 +87,8 @@ class Controller:
         self._iterations = 0
         self._idle = True
         self._said: set[str] = set()
-        self._drift_said_s: dict[str, float] = {}
-        self._drift_open: set[str] = set()
-        self._drifting: list[str] = []
+        self._watch = LearnerWatch(self._say, logger)
         self._housekeeping_s = self._heard_s = 0.0
-        self._created_s = time.perf_counter()
         self._recent = Recent()
         if sm is not None and sm.fell_back:
             self.fallbacks["sm_control"] += 1  # its reason was logged when it was chosen
@@ -114,7 +109,7 @@ class Controller:
             snapshot = self._client.poll()
             if snapshot is not None:
                 self._model = self._model.with_snapshot(snapshot)
-                self._watch_drift(snapshot)
+                self._watch.seen(snapshot)
         self.clock.poll()
         while self._open and self._open[0].known:
             self._finish(self._open.popleft())
@@ -213,9 +208,8 @@ class Controller:
             after_idle=iteration.after_idle,
         )
         if iteration.expected_tokens_per_s:
-            made = sum(sum(half.q) * len(half.spans) for half in iteration.halves)
             taken_s = last_s - first_s + overhead_s + self.host_time.after_window.mean_s
-            self.window_yield.note(made / taken_s / iteration.expected_tokens_per_s)
+            self.window_yield.note(iteration.tokens / taken_s / iteration.expected_tokens_per_s)
         else:
             self.window_yield.fade()
         # Positions of GPU events on the host's clock are sums, so the first may come out a little early.
@@ -249,7 +243,7 @@ class Controller:
         if self._writer is not None:
             self._writer.flush_soon()
         if self._client is not None:
-            self._watch_learner(self._client.stats)
+            self._watch.heard(self._client.stats)
         if self._metrics is None:
             return
         self._metrics.attained(self.attainment)
@@ -261,33 +255,8 @@ class Controller:
                 restarts=stats.restarts,
                 dropped=stats.dropped,
                 rejected=stats.rejected,
-                drifting=self._drifting,
+                drifting=self._watch.drifting,
             )
-
-    def _watch_learner(self, stats: ClientStats) -> None:
-        """Say once, each, that the learner is silent or that what it sends cannot be used."""
-        silent_s = stats.last_heartbeat_age_s
-        if silent_s is None:
-            silent_s = time.perf_counter() - self._created_s
-        if silent_s > _SILENT_S:
-            self._say("silent", f"no word from the learner for {silent_s:.0f} s; predictions stay as they are")
-        if stats.rejected:
-            self._say("rejected", "the learner sent something that cannot be used; it is ignored and counted")
-
-    def _watch_drift(self, snapshot: Snapshot) -> None:
-        """Say which groups of forwards have come into drift since the last snapshot, and for which it is over; of one
-        group no more than once in so long."""
-        before, self._drifting = self._drifting, snapshot.drifting_groups
-        now_s = time.perf_counter()
-        for group in self._drifting:
-            if group not in before and now_s - self._drift_said_s.get(group, -math.inf) > _DRIFT_SAID_EVERY_S:
-                text = "conflux: %s takes other times than learnt; meanwhile its bound is at least %g x the roofline"
-                logger.warning(text, group, COLD_MARGIN)
-                self._drift_said_s[group] = now_s
-                self._drift_open.add(group)
-        for group in self._drift_open.difference(self._drifting):
-            logger.info("conflux: %s takes about what is predicted again", group)
-            self._drift_open.discard(group)
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:
@@ -326,7 +295,7 @@ class Controller:
                 "restarts": stats.restarts,
                 "heartbeat_age_s": stats.last_heartbeat_age_s,
                 "samples": stats.learner_samples,
-                "drifting": list(self._drifting),
+                "drifting": list(self._watch.drifting),
             }
         return state
 

@@ -47,6 +47,11 @@ class Running:
     def known(self) -> bool:
         return all(span.known for half in self.halves for span in half.spans)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of both phases that it processed."""
+        return sum(sum(half.q) * len(half.spans) for half in self.halves)
+
 
 def record_of(iteration: Running, number: int, host_overhead_s: float) -> Iteration:
     """The record of an iteration whose times are known, without its candidates."""

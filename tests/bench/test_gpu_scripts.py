@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import time
 from pathlib import Path
 
 import pytest
 
 from bench import collect, exactness, interference, light_load, modes, shapes, sweep, systems, timeline
+from bench.server import ServerError
 from learner.shape import ModelShape
 from sglang_ext.served import LoadResult, RequestResult
 
@@ -131,6 +133,57 @@ def test_groups_share_one_server_among_confluxs_modes() -> None:
     assert systems.groups(["stock"]) == [["stock"]]
     with pytest.raises(ValueError, match="unknown system 'vllm'"):
         systems.groups(["vllm"])
+
+
+class FakeServer:
+    """Starts unless its name says otherwise; notes when it runs."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self._log = name, log
+        self.url = f"http://{name}"
+
+    def start(self) -> FakeServer:
+        if self.name.endswith("-2048"):
+            raise ServerError("no memory")
+        self._log.append(f"start {self.name}")
+        return self
+
+    def stop(self) -> None:
+        self._log.append(f"stop {self.name}")
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_servers_that_run_together_are_measured_in_turns(monkeypatch, together: int) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(systems, "server", lambda first, given, **options: FakeServer(first, log))
+    names = ["stock", "stock-mixed-512", "stock-mixed-2048", "conflux-auto", "conflux-duet"]
+    given = argparse.Namespace(systems=names, together=together)
+    done: set[tuple[str, int]] = {("stock", 1)}
+
+    def missing(asked: list[str]) -> list[tuple[str, int]]:
+        return [(name, load) for name in asked for load in (1, 2) if (name, load) not in done]
+
+    def measure(running: FakeServer, point: tuple[str, int]) -> None:
+        log.append(f"{point[0]} {point[1]}")
+        if point == ("conflux-auto", 2):
+            raise ServerError("it ended")
+        assert running.name == ("conflux-auto" if point[0].startswith("conflux") else point[0])
+        done.add(point)
+
+    assert systems.measure_missing(given, missing, measure, time.monotonic() + 60.0) == 3
+    # What failed is missing still: the server that did not start, and the one that ended with all that it had left.
+    assert missing(names) == [
+        *(("stock-mixed-2048", load) for load in (1, 2)),
+        ("conflux-auto", 2),
+        ("conflux-duet", 2),
+    ]
+    started, stopped = ([line for line in log if line.startswith(what)] for what in ("start", "stop"))
+    assert len(started) == len(stopped) == 3
+    if together == 3:
+        first = log[: log.index("stop stock")]
+        assert sorted(first[:2]) == ["start stock", "start stock-mixed-512"]
+        assert first[2:] == ["stock-mixed-512 1", "stock 2", "stock-mixed-512 2"]
+    assert systems.measure_missing(given, missing, measure, time.monotonic() - 1.0) == 3
 
 
 def test_a_sweep_knows_what_it_lacks_and_judges_by_every_target() -> None:
