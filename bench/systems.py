@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,17 +21,19 @@ STOCK: dict[str, tuple[str, ...]] = {"stock": ()} | {
     f"stock-mixed-{chunk}": ("--enable-mixed-chunk", "--chunked-prefill-size", str(chunk))
     for chunk in (512, 1024, 2048, 4096, 8192)
 }
+PDMUX = {"stock-pdmux": ("--enable-pdmux", "--chunked-prefill-size", "-1", "--disable-overlap-schedule")}
+"""Stock's own sharing of SMs, left out unless asked for; 0.5.17 does not start with it by itself, see bench/pdmux."""
 CONFLUX = {f"conflux-{mode}": mode for mode in ("auto", "chunked", "temporal", "spatial", "reserved", "duet")}
 
 
 def groups(systems: list[str]) -> list[list[str]]:
     """Systems by the server that serves them: one for each of stock's settings, one for all of conflux's modes.
 
-    Raises ValueError for a name that is none of STOCK or CONFLUX.
+    Raises ValueError for a name that is none of STOCK, PDMUX or CONFLUX.
     """
-    if unknown := [system for system in systems if system not in {*STOCK, *CONFLUX}]:
-        raise ValueError(f"unknown system {unknown[0]!r}: one of {', '.join([*STOCK, *CONFLUX])}")
-    stock = [[system] for system in systems if system in STOCK]
+    if unknown := [system for system in systems if system not in {*STOCK, *PDMUX, *CONFLUX}]:
+        raise ValueError(f"unknown system {unknown[0]!r}: one of {', '.join([*STOCK, *PDMUX, *CONFLUX])}")
+    stock = [[system] for system in systems if system not in CONFLUX]
     own = [system for system in systems if system in CONFLUX]
     return [*stock, own] if own else stock
 
@@ -116,11 +119,17 @@ def server(first: str, given: argparse.Namespace, **options: float) -> ServerPro
     args += ["--max-total-tokens", str(given.pool)] if given.pool is not None else []
     # Who waits for its turn must not keep a core busy meanwhile.
     args += ["--sleep-on-idle"] if given.together > 1 else []
-    if first in STOCK:
-        args += STOCK[first]
+    if first not in CONFLUX:
+        args += STOCK[first] if first in STOCK else PDMUX[first]
     else:
         args += ["--backend", "conflux", "--conflux-state-dir", str(given.logs / "state")]
         args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")] if given.record else []
     env = cpu_environment(first in STOCK) if tiny else None
+    if first in PDMUX:
+        before = os.environ.get("PYTHONPATH")
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT / "bench" / "pdmux"), *([before] if before else [])]),
+        }
     log = given.logs / f"{first}.log"
     return ServerProcess([*args, *given.server_args], log=log, env=env, cwd=ROOT, startup_timeout_s=300.0)

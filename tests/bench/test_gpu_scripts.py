@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -215,3 +218,17 @@ def test_collected_loads_are_of_their_kind() -> None:
         assert [one.arrival_s for one in plan] == sorted(one.arrival_s for one in plan)
         assert all(kind.prompt[0] <= len(one.input_ids) <= kind.prompt[1] for one in plan)
         assert all(kind.answer[0] <= one.output_tokens <= kind.answer[1] for one in plan)
+
+
+def test_a_pdmux_server_has_the_attribute_that_stock_lacks() -> None:
+    name = "sglang.srt.multiplex.multiplexing_mixin"
+    code = f"import {name} as m, types; c = m.SchedulerMultiplexMixin; s = c.__new__(c); "
+    code += "s.ps = types.SimpleNamespace(gpu_id=3); print(s.gpu_id)"
+    path = os.pathsep.join([str(ROOT / "bench" / "pdmux"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = [
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, **more}, capture_output=True, text=True)
+        for more in ({}, {"PYTHONPATH": path})
+    ]
+    assert found[0].returncode != 0
+    assert "no attribute 'gpu_id'" in found[0].stderr
+    assert (found[1].returncode, found[1].stdout) == (0, "3\n"), found[1].stderr
