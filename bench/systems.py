@@ -126,10 +126,7 @@ def server(first: str, given: argparse.Namespace, **options: float) -> ServerPro
         args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")] if given.record else []
     env = cpu_environment(first in STOCK) if tiny else None
     if first in PDMUX:
-        before = os.environ.get("PYTHONPATH")
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "bench" / "pdmux"), *([before] if before else [])]),
-        }
+        paths = [str(ROOT / "bench" / "pdmux"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     log = given.logs / f"{first}.log"
     return ServerProcess([*args, *given.server_args], log=log, env=env, cwd=ROOT, startup_timeout_s=300.0)
