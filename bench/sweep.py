@@ -172,7 +172,7 @@ def figures(loaded: LoadResult, point: Point, given: argparse.Namespace) -> dict
 
 
 def _short(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    kept = ("decisions", "fallbacks", "decision_ms", "launch_ms", "host_period_ms", "window_yield", "model_version")
+    kept = ("decisions", "fallbacks", "decision_ms", "host_ms", "launch_ms", "host_period_ms", "window_yield")
     return None if state is None else {key: state[key] for key in kept}
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_OPEN = 64
+# A host that is late by so much lets most iterations pass unrecorded: each record takes a millisecond of its time.
+_LATE_S, _RECORDED_LATE = 0.5e-3, 4
 # Snapshots come with every few forwards; taking one in costs as much as deciding.
 _HEAR_EVERY_S = 0.05
 
@@ -72,7 +74,7 @@ class Controller:
         self.settings = settings
         self.clock = clock
         self.attainment = Attainment()
-        self.host_time = HostTime(launches_ahead)
+        self.host_time, self._launches_ahead = HostTime(launches_ahead), launches_ahead
         self.window_yield = WindowYield()
         self.decisions: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
@@ -103,7 +105,7 @@ class Controller:
 
     def poll(self) -> None:
         """Take in what has arrived since the last iteration: a snapshot, times of forwards. Never waits."""
-        now_s = time.perf_counter()
+        begin_s = now_s = time.perf_counter()
         if self._client is not None and now_s - self._heard_s > _HEAR_EVERY_S:
             self._heard_s = now_s
             snapshot = self._client.poll()
@@ -116,6 +118,11 @@ class Controller:
         if now_s - self._housekeeping_s > 0.5:
             self._housekeeping_s = now_s
             self._publish()
+        self._recent.took("poll", time.perf_counter() - begin_s)
+
+    def planned(self, taken_s: float) -> None:
+        """Take note of how long the host took to order the queue, look at it and decide."""
+        self._recent.took("plan", taken_s)
 
     def decide(self, situation: Situation) -> Decision:
         begin_s = time.perf_counter()
@@ -212,6 +219,12 @@ class Controller:
             self.window_yield.note(iteration.tokens / taken_s / iteration.expected_tokens_per_s)
         else:
             self.window_yield.fade()
+        for half in iteration.halves:
+            for span in half.spans:
+                self._recent.launched(half.phase, span.launch_s)
+        late = self._launches_ahead and overhead_s > _LATE_S and len(iteration.halves) == 1 and self._writer is None
+        if late and self._iterations % _RECORDED_LATE:
+            return
         # Positions of GPU events on the host's clock are sums, so the first may come out a little early.
         iteration.time_s = min(iteration.time_s, first_s)
         record = record_of(iteration, self._iterations, overhead_s)
@@ -219,9 +232,6 @@ class Controller:
             self._client.send(record)
         if self._writer is not None:
             self._write(record, iteration.decision)
-        for half in iteration.halves:
-            for span in half.spans:
-                self._recent.launched(half.phase, span.launch_s)
         for stream in record.streams:
             for start, end, predicted in zip(stream.step_start_s, stream.step_end_s, stream.predicted_s, strict=True):
                 measured_s = end - start

@@ -55,7 +55,7 @@ class WindowYield:
     promise more than it does, until they have shown that they keep it.
     """
 
-    _UNTRIED = math.log(0.9)
+    _UNTRIED = math.log(0.8)
     _WEIGHT, _KEPT = 0.2, 0.9995
     _LEAST, _MOST = math.log(0.2), math.log(1.25)
 

@@ -18,9 +18,14 @@ class Recent:
         self._errors: deque[float] = deque(maxlen=_KEPT)
         self._deciding_s: deque[float] = deque(maxlen=_KEPT)
         self._launching_s: dict[str, deque[float]] = {}
+        self._taking_s: dict[str, deque[float]] = {}
 
     def decided(self, taken_s: float) -> None:
         self._deciding_s.append(taken_s)
+
+    def took(self, part: str, taken_s: float) -> None:
+        """How long the host took for a part of an iteration that stock has not, or not so."""
+        self._taking_s.setdefault(part, deque(maxlen=_KEPT)).append(taken_s)
 
     def launched(self, phase: str, taken_s: float) -> None:
         """How long the host took to launch one forward."""
@@ -34,6 +39,7 @@ class Recent:
         return {
             "recent_mape": sum(self._errors) / len(self._errors) if self._errors else None,
             "decision_ms": _spread_ms(self._deciding_s),
+            "host_ms": {part: _spread_ms(taken_s) for part, taken_s in self._taking_s.items()},
             "launch_ms": {phase: _spread_ms(taken_s) for phase, taken_s in self._launching_s.items()},
         }
 

@@ -158,9 +158,11 @@ class ConfluxScheduler(Scheduler):
         if self._decode_owed and not running_batch.is_empty() and self._can_decode(running_batch):
             self._decode_owed = False
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        begin_s = time.perf_counter()
         self.planner.order_waiting()
         situation = self.planner.situation(running_batch)
         decision = agree(self, lambda: self.controller.decide(situation))
+        self.controller.planned(time.perf_counter() - begin_s)
         if decision.prefill_tokens == 0:
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
         size = self.chunked_prefill_size

@@ -331,3 +331,18 @@ def test_random_mode_draws_every_mode():
     assert {"temporal", "spatial", "reserved"} <= {d.mode for d in decided}
     assert {d.look_ahead_steps for d in decided if d.mode == "spatial"} > {8}
     assert all(1 <= d.look_ahead_steps <= 8 for d in decided)
+
+
+@pytest.mark.parametrize(("exposed_s", "sent"), [(0.0, 12), (0.005, 4)])
+def test_a_late_host_spares_itself_most_records(exposed_s: float, sent: int):
+    client = Client()
+    controller = make(client=client, launches_ahead=True)
+    at_s = 1.0
+    for _ in range(12):
+        run(controller, mixed(at_s, at_s + 0.02))
+        at_s += 0.02 + exposed_s
+    # The first follows nothing, so it is not late.
+    assert len(client.records) == sent
+    assert controller.state()["iterations"] == 12
+    assert controller.state()["host_ms"]["poll"]["p50"] > 0
+    assert controller.host_time.period_s > 0.01 or not exposed_s

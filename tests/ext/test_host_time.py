@@ -9,7 +9,7 @@ from sglang_ext.host_time import WindowYield
 
 def test_windows_have_to_promise_more_until_they_have_kept_their_word() -> None:
     own = WindowYield()
-    assert own.value == pytest.approx(0.9)
+    assert own.value == pytest.approx(0.8)
     for _ in range(40):
         own.note(1.0)
     assert own.value > 0.98
@@ -31,10 +31,10 @@ def test_what_did_not_keep_its_word_is_tried_again_some_day() -> None:
     low = own.value
     for _ in range(1000):
         own.fade()
-    assert low < own.value < 0.8
+    assert low < own.value < 0.75
     for _ in range(20_000):
         own.fade()
-    assert own.value == pytest.approx(0.9, rel=0.01)
+    assert own.value == pytest.approx(0.8, rel=0.01)
 
 
 @given(st.lists(st.floats(0.0, 1e9), max_size=50))
