@@ -26,9 +26,10 @@ _WAITING_SEEN = 64
 # A queue that nobody joined keeps its order for so long: with a hundred requests ordering takes a millisecond.
 _ORDER_AGE_S = 0.05
 LONGEST_TTFT_S = 60.0
-# A token passes through two more processes before it is sent, some sooner than others: by a millisecond or so, and no
-# more than this share of a target is set aside for it.
-_DELIVERY_S, _DELIVERY_SHARE = 1e-3, 0.05
+# A token passes through the scheduler's own processing and two more processes before it is sent, some sooner than
+# others. With a hundred requests the 99th percentile of gaps at the client is 1.4 to 2.7 ms above what the device takes
+# (stock's mixed chunks too); no more than this share of a target is set aside for it.
+_DELIVERY_S, _DELIVERY_SHARE = 2e-3, 0.08
 
 
 class Planner:
