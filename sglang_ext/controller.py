@@ -26,6 +26,7 @@ from sglang_ext.host_time import HostTime, WindowYield
 from sglang_ext.iteration import Running, record_of
 from sglang_ext.learner_watch import LearnerWatch
 from sglang_ext.metrics import Metrics
+from sglang_ext.policy.behind import FarBehind
 from sglang_ext.policy.decide import decide
 from sglang_ext.policy.explore import Explorer
 from sglang_ext.policy.types import MODES, Decision, Settings, Situation
@@ -83,7 +84,7 @@ class Controller:
         self._writer = writer
         self._metrics = metrics
         self._sm = sm
-        self._explorer = _explorer(settings)
+        self._explorer, self._far_behind = _explorer(settings), FarBehind()
         self._random = random.Random(0) if config.mode == RANDOM else None
         self._open: deque[Running] = deque()
         self._iterations = 0
@@ -129,6 +130,8 @@ class Controller:
         settings = self.settings
         if self._random is not None:
             settings = dataclasses.replace(settings, mode=self._random.choice(MODES))
+        if settings.mode == "auto" and settings.concurrent and self._far_behind.skips(situation):
+            settings = dataclasses.replace(settings, concurrent=False)
         try:
             decision = decide(situation, settings, self._model, self._explorer)
         except Exception:
@@ -137,6 +140,8 @@ class Controller:
             self.fell_back("decision_error")
             self._model = self._model.with_snapshot(None)
             decision = decide(situation, settings, self._model, None)
+        if settings.concurrent:
+            self._far_behind.note(decision)
         if self._random is not None and decision.look_ahead_steps > 1 and situation.max_look_ahead > 1:
             steps = self._random.choice((situation.max_look_ahead, self._random.randint(1, situation.max_look_ahead)))
             decision = dataclasses.replace(decision, look_ahead_steps=steps)
