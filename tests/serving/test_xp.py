@@ -34,8 +34,12 @@ def test_decodes_that_outgrow_their_rank_begin_again_there(stock, tmp_path) -> N
     with xp_server(2, tmp_path, "--schedule-conservativeness", "0.1", pool=1000) as server:
         # Those that go on to their last token.
         work, expected = exactness.WORKS["long outputs"][:62:2], stock["long outputs"][:62:2]
-        workload.assert_same(expected, workload.run(server, work), "in a small pool")
-        assert "KV cache pool is full. Retract requests" in server.log_text()
+        # How many run at once, and so whether they outgrow the pool, is a matter of when they arrive.
+        for _ in range(6):
+            workload.assert_same(expected, workload.run(server, work), "in a small pool")
+            if retracted := "KV cache pool is full. Retract requests" in server.log_text():
+                break
+        assert retracted
         assert_nothing_left(xp_state(server))
         # Longer than one rank's pool with its shard, though not than the model's context.
         body = {"input_ids": [5] * 900, "sampling_params": {"max_new_tokens": 2}}
