@@ -11,7 +11,7 @@ from sglang.srt.managers.schedule_policy import match_prefix_for_req
 from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv
 from sglang_ext.compat.ranks import agree
-from sglang_ext.policy.queue import order_queue, prefill_alone_s
+from sglang_ext.policy.queue import order_places, places, prefill_alone_s
 from sglang_ext.policy.types import Situation
 
 if TYPE_CHECKING:
@@ -66,17 +66,20 @@ class Planner:
         self._length = len(waiting)
 
     def _order(self, waiting: list[Req], now_s: float) -> list[int]:
-        progress = [req.conflux for req in waiting]
-        cached = np.array([p.cached for p in progress], dtype=np.int64)
-        uncached = np.maximum(np.array([_tokens(req) for req in waiting], dtype=np.int64) - cached, 1)
-        return order_queue(
-            now_s=now_s,
-            arrival_s=np.array([p.arrival_s for p in progress]),
-            # A request with all the time in the world must still be served while others keep coming.
-            ttft_slo_s=np.array([min(p.ttft_slo_s, LONGEST_TTFT_S) for p in progress]),
-            uncached_tokens=uncached,
-            prefill_s=prefill_alone_s(self._scheduler.controller.model, uncached, cached),
-        ).tolist()
+        new = [(req.conflux, at) for req in waiting if req.conflux.placed != (at := (_tokens(req), req.conflux.cached))]
+        if new:
+            cached = np.array([progress.cached for progress, _ in new], dtype=np.int64)
+            uncached = np.maximum(np.array([tokens for _, (tokens, _) in new], dtype=np.int64) - cached, 1)
+            found = places(
+                np.array([progress.arrival_s for progress, _ in new]),
+                # A request with all the time in the world must still be served while others keep coming.
+                np.array([min(progress.ttft_slo_s, LONGEST_TTFT_S) for progress, _ in new]),
+                uncached,
+                prefill_alone_s(self._scheduler.controller.model, uncached, cached),
+            )
+            for (progress, at), place in zip(new, found, strict=True):
+                progress.place, progress.placed = place, at
+        return order_places(now_s, [req.conflux.place for req in waiting])
 
     def situation(self, running: ScheduleBatch) -> Situation:
         """The next iteration, as the policy sees it."""
