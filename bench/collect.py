@@ -60,7 +60,6 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=ROOT / "out" / "collect", help="the server's log")
     add_arguments(parser, several=False)
     given = parser.parse_args()
-    given.record = True
     given.output.parent.mkdir(parents=True, exist_ok=True)
     rng = random.Random(given.seed)
     combinations = list(itertools.product(MODES, TARGETS_MS, KINDS))

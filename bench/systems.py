@@ -40,14 +40,15 @@ def groups(systems: list[str]) -> list[list[str]]:
 
 def add_arguments(parser: argparse.ArgumentParser, *, several: bool = True) -> None:
     """What :func:`server` and, if ``several``, :func:`measure_missing` need of the command line besides ``systems`` and
-    ``model``."""
+    ``model``. One server alone is there for its record."""
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="further flags for every server")
     parser.add_argument("--pool", type=int, help="KV cache of each server, in tokens (default: what memory allows)")
-    parser.add_argument("--record", action="store_true", help="have conflux record, at the cost of host time")
-    parser.set_defaults(together=1)
     if several:
+        parser.add_argument("--record", action="store_true", help="have conflux record, at the cost of host time")
         text = "start so many servers at once on the GPU, all with --pool, and measure them in turns (default: 1)"
         parser.add_argument("--together", type=int, default=1, help=text)
+    else:
+        parser.set_defaults(together=1, record=True)
 
 
 def measure_missing(
@@ -87,9 +88,13 @@ def _measured(one: ServerProcess, point: Point, measure: Callable[[ServerProcess
     try:
         measure(one, point)
     except ServerError as error:
-        print(f"{point[0]}: {error}\n{error.log_tail}", flush=True)
+        _say(point[0], error)
         return False
     return True
+
+
+def _say(system: str, error: ServerError) -> None:
+    print(f"{system}: {error}\n{error.log_tail}", flush=True)
 
 
 def _started(firsts: list[str], given: argparse.Namespace, options: dict[str, float]) -> dict[str, ServerProcess]:
@@ -99,7 +104,7 @@ def _started(firsts: list[str], given: argparse.Namespace, options: dict[str, fl
         try:
             return server(first, given, **options).start()
         except ServerError as error:
-            print(f"{first}: {error}\n{error.log_tail}", flush=True)
+            _say(first, error)
             return None
 
     with ThreadPoolExecutor(len(firsts)) as pool:

@@ -47,12 +47,12 @@ class Requests:
         return out
 
     def pad(self, tokens: FloatArray, prefills: FloatArray) -> None:
-        """Round ``tokens`` [m] up to the next CUDA graph, in place, where ``prefills`` [m] is not 0; beyond the largest
-        nothing is padded. Forwards that share the device run without such graphs and must be left out."""
+        """Round ``tokens`` [m] up to the next CUDA graph, in place, where ``prefills`` [m] is 1, not 0; beyond the
+        largest nothing is padded. Forwards that share the device run without such graphs and must be left out."""
         if not len(self._graphs):
             return
         padded = self._graphs.take(self._graphs.searchsorted(tokens), mode="clip")
-        np.maximum(tokens, padded * np.minimum(prefills, 1.0), out=tokens)
+        np.maximum(tokens, padded * prefills, out=tokens)
 
     def excess(self, rows: FloatArray | float, tokens: FloatArray, pair_bytes: FloatArray) -> FloatArray:
         """What decodes' F · 𝓑 / Π exceeds their B by, in bytes; arguments broadcast.

@@ -75,7 +75,7 @@ class Controller:
         self.settings = settings
         self.clock = clock
         self.attainment = Attainment()
-        self.host_time, self._launches_ahead = HostTime(launches_ahead), launches_ahead
+        self.host_time = HostTime(launches_ahead)
         self.window_yield = WindowYield()
         self.decisions: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
@@ -227,7 +227,12 @@ class Controller:
         for half in iteration.halves:
             for span in half.spans:
                 self._recent.launched(half.phase, span.launch_s)
-        late = self._launches_ahead and overhead_s > _LATE_S and len(iteration.halves) == 1 and self._writer is None
+        late = (
+            self.host_time.launches_ahead
+            and overhead_s > _LATE_S
+            and len(iteration.halves) == 1
+            and self._writer is None
+        )
         if late and self._iterations % _RECORDED_LATE:
             return
         # Positions of GPU events on the host's clock are sums, so the first may come out a little early.

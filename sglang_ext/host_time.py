@@ -88,7 +88,7 @@ class HostTime:
     """
 
     def __init__(self, launches_ahead: bool) -> None:
-        self._launches_ahead = launches_ahead
+        self.launches_ahead = launches_ahead
         self.overhead_s = self.period_s = 0.0
         self.drained, self.after_window = Varying(), Varying()
         self._last_end_s: float | None = None
@@ -116,7 +116,7 @@ class HostTime:
         return exposed_s
 
     def _between_batches(self, exposed_s: float, mixed: bool) -> None:
-        before_s = self._last_mixed_s if mixed and self._launches_ahead else None
+        before_s = self._last_mixed_s if mixed and self.launches_ahead else None
         if before_s is not None and exposed_s > _HOST_BOUND_S:
             self.period_s += _WEIGHT * (before_s + exposed_s - self.period_s)
             return

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_ext.config import MIN_TBT_SLO_MS, ConfigError, positive_ms
-from sglang_ext.policy.queue import Place
 
 TARGETS = ("ttft_slo_ms", "tbt_slo_ms")
 
@@ -24,8 +23,8 @@ def check_custom_params(params: object) -> None:
 class Progress:
     """One request's targets and what became of them; times in seconds on the scheduler's clock.
 
-    ``cached`` is the last estimate of its tokens in the prefix cache, made at ``matched_s``. Its ``place`` in the queue
-    holds while ``placed`` does: the tokens, all and cached, that it follows from.
+    ``cached`` is the last estimate of its tokens in the prefix cache, made at ``matched_s``. Its ``place``, what
+    its place in the queue follows from at any time, holds while ``placed`` does: all and cached tokens.
     """
 
     arrival_s: float
@@ -35,7 +34,7 @@ class Progress:
     last_token_s: float = 0.0
     cached: int = 0
     matched_s: float = -1.0
-    place: Place | None = None
+    place: tuple[float, ...] = ()
     placed: tuple[int, int] = (-1, -1)
 
     @property

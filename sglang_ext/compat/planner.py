@@ -11,7 +11,7 @@ from sglang.srt.managers.schedule_policy import match_prefix_for_req
 from sglang_ext.compat import batch as batches
 from sglang_ext.compat import kv
 from sglang_ext.compat.ranks import agree
-from sglang_ext.policy.queue import order_places, places, prefill_alone_s
+from sglang_ext.policy.queue import order_queue, prefill_alone_s
 from sglang_ext.policy.types import Situation
 
 if TYPE_CHECKING:
@@ -70,16 +70,12 @@ class Planner:
         if new:
             cached = np.array([progress.cached for progress, _ in new], dtype=np.int64)
             uncached = np.maximum(np.array([tokens for _, (tokens, _) in new], dtype=np.int64) - cached, 1)
-            found = places(
-                np.array([progress.arrival_s for progress, _ in new]),
+            alone_s = prefill_alone_s(self._scheduler.controller.model, uncached, cached)
+            for (progress, at), *known in zip(new, uncached.tolist(), alone_s.tolist(), strict=True):
                 # A request with all the time in the world must still be served while others keep coming.
-                np.array([min(progress.ttft_slo_s, LONGEST_TTFT_S) for progress, _ in new]),
-                uncached,
-                prefill_alone_s(self._scheduler.controller.model, uncached, cached),
-            )
-            for (progress, at), place in zip(new, found, strict=True):
-                progress.place, progress.placed = place, at
-        return order_places(now_s, [req.conflux.place for req in waiting])
+                progress.place = progress.arrival_s, min(progress.ttft_slo_s, LONGEST_TTFT_S), *known
+                progress.placed = at
+        return order_queue(now_s, *np.array([req.conflux.place for req in waiting]).T).tolist()
 
     def situation(self, running: ScheduleBatch) -> Situation:
         """The next iteration, as the policy sees it."""

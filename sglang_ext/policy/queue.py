@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 
 from sglang_ext.policy.pace import prefill_curve
@@ -60,38 +57,3 @@ def order_queue(
         overdue = late & (now_s - deadline_s > patience_s)
         key[overdue], rank[overdue] = arrival_s[overdue], -1
     return np.lexsort((key, rank))
-
-
-class Place(NamedTuple):
-    """What a request's place in the queue follows from, whatever the time is; see :func:`order_queue`."""
-
-    arrival_s: float
-    deadline_s: float
-    hopeless_s: float
-    """From then on it misses its deadline, even if it is the next."""
-    late_key: float
-
-
-def places(
-    arrival_s: FloatArray, ttft_slo_s: FloatArray, uncached_tokens: IntArray, prefill_s: FloatArray
-) -> list[Place]:
-    """The places of requests, to be kept while they wait; arguments as for :func:`order_queue`, [n]."""
-    deadline_s = arrival_s + ttft_slo_s
-    late_key = uncached_tokens + AGEING_TOKENS_PER_S * arrival_s
-    rows = np.stack([arrival_s, deadline_s, deadline_s - prefill_s, late_key], axis=1)
-    return [Place(*row) for row in rows.tolist()]
-
-
-def order_places(now_s: float, waiting: Sequence[Place]) -> list[int]:
-    """The same order as :func:`order_queue`'s, for requests whose places are known already: nothing has to be collected
-    from them, and no prefill predicted, each time."""
-
-    def key(index: int) -> tuple[int, float]:
-        place = waiting[index]
-        if now_s <= place.hopeless_s:
-            return 0, place.deadline_s
-        if now_s - place.deadline_s > PATIENCE_S:
-            return -1, place.arrival_s
-        return 1, place.late_key
-
-    return sorted(range(len(waiting)), key=key)

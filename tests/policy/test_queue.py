@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_ext.policy.queue import order_places, order_queue, places, prefill_alone_s
+from sglang_ext.policy.queue import order_queue, prefill_alone_s
 from tests.policy import reference
 from tests.policy.analytic import Analytic, h200
 
@@ -32,21 +32,6 @@ def test_the_order_is_that_of_the_rules_read_one_by_one(queue, now_s) -> None:
 
     if queue:
         assert order(now_s, queue) == sorted(range(len(queue)), key=key)
-
-
-eighths = st.integers(0, 800).map(lambda n: n / 8)
-
-
-@given(
-    st.lists(st.tuples(eighths, st.integers(1, 40).map(lambda n: n / 8), st.integers(1, 50_000)), max_size=30), eighths
-)
-def test_places_that_are_kept_give_the_same_order_at_any_time(queue, now_s) -> None:
-    """Numbers without rounding, so that nothing is decided by it."""
-    columns = list(zip(*queue, strict=True)) or [(), (), ()]
-    arrival_s, target_s, tokens = (np.array(column, dtype=float) for column in columns)
-    alone_s = tokens * 2.0**-13
-    given_ = arrival_s, target_s, tokens.astype(np.int64), alone_s
-    assert order_places(now_s, places(*given_)) == order_queue(now_s, *given_).tolist()
 
 
 def test_hopeful_requests_go_by_deadline_and_the_rest_by_length() -> None:
