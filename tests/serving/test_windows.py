@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.server, pytest.mark.quiet]
 
 SPATIAL = ("--conflux-mode", "spatial", "--conflux-max-look-ahead", "8")
 TOKENS = 200
-PROMPT = 1200  # in chunks of 64, each with a window of several steps before it
+PROMPT = 1200  # in chunks of 64, each with a window beside it
+ROUNDS = 4
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +37,26 @@ def spatial(tmp_path_factory):
 def test_every_token_is_an_event_of_its_own_in_its_own_time(spatial):
     """No bursts: in a window a token follows the one before after at least half of its step's measured time.
 
-    A window's tokens handed over at once would come early in seven of eight cases. One in fifty may: HTTP and
-    detokenizer share two cores with the forward, and a token that they delay shortens the next gap. Tokens between
-    windows are left out: there stock's overlap hands each of them over after the next forward, and on a CPU, where
-    launching one is running it, the last before a window is not held back as the one before it was.
+    A window's tokens handed over at once would come early in at least half of the cases, however many steps the
+    machine's pace leaves a window. One in ten may: HTTP and detokenizer share the cores with the forward, and a token
+    that they delay shortens the next gap. Tokens between windows are left out: there stock's overlap hands each of them
+    over after the next forward, and on a CPU, where launching one is running it, the last before a window is not held
+    back as the one before it was.
     """
-    server, record = spatial
+    judged, early = 0, []
+    for _ in range(ROUNDS):
+        for gap, took in _gaps_in_windows(*spatial):
+            judged += 1
+            if gap < 0.5 * took:
+                early.append(f"{gap:.4f} s after a step of {took:.4f} s")
+        if judged >= 60:
+            break
+    assert judged >= 20
+    assert len(early) <= judged // 10, f"{len(early)} of {judged} tokens came early: {early}"
+
+
+def _gaps_in_windows(server, record) -> list[tuple[float, float]]:
+    """(gap at the client, measured time of the step) of the tokens of one request that come from windows."""
     began = sum(1 for _ in RecordReader(record))
     decode, prefill = Listener(server.port), Listener(server.port)
     decode.ask(request_body([9, 8, 7], {"max_new_tokens": TOKENS, "ignore_eos": True}))
@@ -54,10 +69,7 @@ def test_every_token_is_an_event_of_its_own_in_its_own_time(spatial):
     steps = _steps_of_the_longest(list(RecordReader(record))[began:])
     assert len(steps) >= TOKENS - 1  # stock's overlap may run one step past the end
     gaps = [after.at_s - before.at_s for before, after in itertools.pairwise(events)]
-    judged = [(i, gap, took) for i, (gap, (took, in_window)) in enumerate(zip(gaps, steps, strict=False)) if in_window]
-    early = [(i, f"{gap:.4f} s", f"{took:.4f} s") for i, gap, took in judged if gap < 0.5 * took]
-    assert len(judged) >= 80
-    assert len(early) <= len(judged) // 50, f"{len(early)} of {len(judged)} tokens came early: {early}"
+    return [(gap, took) for gap, (took, in_window) in zip(gaps, steps, strict=False) if in_window]
 
 
 def _steps_of_the_longest(iterations) -> list[tuple[float, bool]]:
