@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from learner.latency import LatencyModel
+from learner.latency import LatencyModel, Prediction
 from learner.records import Iteration, StreamRecord
 from learner.samples import share_of
-from sglang_ext.policy.types import Decision
+from sglang_ext.policy.prefill import ran_as_weighed
+from sglang_ext.policy.types import Decision, Situation
 from sglang_ext.timing import Span
 
 
@@ -41,6 +42,7 @@ class Running:
     learnable: bool = True
     after_idle: bool = False
     expected_tokens_per_s: float = 0.0  # of a window, before its mode's yield is taken into account
+    foretold: Prediction | None = None  # of a single forward, where deciding has predicted that very one
     halves: list[Half] = dataclasses.field(default_factory=list)
 
     @property
@@ -51,6 +53,21 @@ class Running:
     def tokens(self) -> int:
         """Tokens of both phases that it processed."""
         return sum(sum(half.q) * len(half.spans) for half in self.halves)
+
+
+def foretold(
+    decision: Decision, situation: Situation, q: list[int], c: list[int], graph_tokens: tuple[int, ...]
+) -> Prediction | None:
+    """What deciding has predicted of a mixed batch of ``q`` new and ``c`` cached tokens, if that is what was weighed.
+
+    Predicting it again takes the host half a millisecond; the row of logits of a prompt that goes on, which deciding
+    leaves out, is worth less. The bound on a batch that is no CUDA graph holds its launch too, so that one is no use.
+    """
+    if situation.eager_launch_s and sum(q) > (graph_tokens[-1] if graph_tokens else 0):
+        return None
+    if not ran_as_weighed(situation, decision.prefill_tokens, q, c):
+        return None
+    return Prediction(*(np.array([s]) for s in (decision.predicted_s, decision.upper_s, decision.roofline_s)))
 
 
 def record_of(iteration: Running, number: int, host_overhead_s: float) -> Iteration:
@@ -74,16 +91,8 @@ def record_of(iteration: Running, number: int, host_overhead_s: float) -> Iterat
 
 def streams_of(iteration: Running) -> list[StreamRecord]:
     """What each stream ran and took, beside predictions for that very work by the model that it was decided with."""
-    model, halves = iteration.model, iteration.halves
-    steps = max(len(half.spans) for half in halves)
-    terms = [model.terms(*_rows(half, steps), half.logits_rows, half.tpcs) for half in halves]
     streams = []
-    for index, half in enumerate(halves):
-        beside = share = None
-        if iteration.concurrent and len(halves) == 2:
-            beside = terms[1 - index]
-            share = _shares(half.spans, halves[1 - index].spans, steps)
-        prediction = model.predict(terms[index], beside, share)
+    for half, prediction in zip(iteration.halves, _predictions(iteration), strict=True):
         own = slice(len(half.spans))
         streams.append(
             StreamRecord(
@@ -101,6 +110,21 @@ def streams_of(iteration: Running) -> list[StreamRecord]:
             )
         )
     return streams
+
+
+def _predictions(iteration: Running) -> list[Prediction]:
+    """One for each half, with as many steps as the longer one."""
+    if iteration.foretold is not None:
+        return [iteration.foretold]
+    model, halves = iteration.model, iteration.halves
+    steps = max(len(half.spans) for half in halves)
+    terms = [model.terms(*_rows(half, steps), half.logits_rows, half.tpcs) for half in halves]
+    if not (iteration.concurrent and len(halves) == 2):
+        return [model.predict(one) for one in terms]
+    return [
+        model.predict(terms[index], terms[1 - index], _shares(halves[index].spans, halves[1 - index].spans, steps))
+        for index in (0, 1)
+    ]
 
 
 def _shares(spans: list[Span], others: list[Span], steps: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from sglang_ext.compat.ranks import agree
 from sglang_ext.compat.windows import Windows
 from sglang_ext.config import ConfigError, raw_values
 from sglang_ext.cpu.grammar import serve_grammars_on_cpu
-from sglang_ext.iteration import Half, Running
+from sglang_ext.iteration import Half, Running, foretold
 from sglang_ext.policy.types import Decision, Situation
 from sglang_ext.slo import Progress
 from sglang_ext.timing import Span
@@ -239,6 +239,8 @@ class ConfluxScheduler(Scheduler):
             self._decode_owed = not plan.running.is_empty()
         iteration = self.begin(plan, batch)
         phase, q, c, rows = batches.work_of(batch)
+        if plan is not None and phase == "mixed":
+            iteration.foretold = foretold(plan.decision, plan.situation, q, c, self.controller.settings.graph_tokens)
         result = super().run_batch(batch, *args, **kwargs)
         iteration.learnable = result.delay_sample_func is None
         iteration.halves.append(Half(phase, self.controller.model.total_tpcs, q, c, rows, [self._span.last]))

@@ -71,3 +71,18 @@ def offer(situation: Situation) -> Offer:
             break
     new, cached = situation.prefill_new[: len(starts) - 1], situation.prefill_cached[: len(starts) - 1]
     return Offer(new, cached, np.fromiter(starts, np.int64, len(starts)), starts, min(budget, used), page)
+
+
+def ran_as_weighed(situation: Situation, budget: int, q: list[int], c: list[int]) -> bool:
+    """Whether a batch with new and cached tokens ``q`` and ``c`` per request, its decodes last, is the mixed batch that
+    ``budget`` was weighed as. Admission matches prefixes anew and may find less room."""
+    prompts, page = len(q) - len(situation.decode_context), situation.page_size
+    if prompts < 1:
+        return False
+    left = budget
+    planned = zip(situation.prefill_new.tolist(), situation.prefill_cached.tolist(), strict=True)
+    for tokens, cached, (new, had) in zip(q[:prompts], c[:prompts], planned, strict=False):
+        if tokens != min(new, left) or cached != had:
+            return False
+        left -= -(-new // page) * page
+    return left <= 0 or prompts == len(situation.prefill_new)
