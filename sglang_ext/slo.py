@@ -24,7 +24,7 @@ class Progress:
     """One request's targets and what became of them; times in seconds on the scheduler's clock.
 
     ``cached`` is the last estimate of its tokens in the prefix cache, made at ``matched_s``. Its ``place``, what
-    its place in the queue follows from at any time, holds while ``placed`` does: all and cached tokens.
+    its place in the queue follows from at any time, is that of ``placed`` cached tokens, -1 before it has one.
     """
 
     arrival_s: float
@@ -35,7 +35,7 @@ class Progress:
     cached: int = 0
     matched_s: float = -1.0
     place: tuple[float, ...] = ()
-    placed: tuple[int, int] = (-1, -1)
+    placed: int = -1
 
     @property
     def deadline_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from sglang_ext.policy.types import Situation
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
+    from learner.latency import LatencyModel
     from sglang_ext.compat.scheduler import ConfluxScheduler
 
 # Prefix matches are estimates for the queue's order and the prediction; admission matches anew.
@@ -42,8 +44,7 @@ class Planner:
         self._chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
         self.tbt_slo_s = scheduler.controller.config.tbt_slo_s
         """The smallest target of the decodes that :meth:`situation` last saw."""
-        self._last: Req | None = None  # of the queue as it was left, and how long that was
-        self._length, self._ordered_s = 0, -_ORDER_AGE_S
+        self._order = QueueOrder()
 
     def order_waiting(self) -> None:
         """Put the queue in order, unless the user chose another --schedule-policy."""
@@ -58,24 +59,9 @@ class Planner:
         waiting = scheduler.waiting_queue
         if not self._orders_queue or len(waiting) < 2:
             return
-        joined = waiting[-1] is not self._last or len(waiting) > self._length
-        if joined or now_s - self._ordered_s >= _ORDER_AGE_S:
-            order = agree(scheduler, lambda: self._order(waiting, now_s))
-            scheduler.waiting_queue = waiting = [waiting[index] for index in order]
-            self._last, self._ordered_s = waiting[-1], now_s
-        self._length = len(waiting)
-
-    def _order(self, waiting: list[Req], now_s: float) -> list[int]:
-        new = [(req.conflux, at) for req in waiting if req.conflux.placed != (at := (_tokens(req), req.conflux.cached))]
-        if new:
-            cached = np.array([progress.cached for progress, _ in new], dtype=np.int64)
-            uncached = np.maximum(np.array([tokens for _, (tokens, _) in new], dtype=np.int64) - cached, 1)
-            alone_s = prefill_alone_s(self._scheduler.controller.model, uncached, cached)
-            for (progress, at), *known in zip(new, uncached.tolist(), alone_s.tolist(), strict=True):
-                # A request with all the time in the world must still be served while others keep coming.
-                progress.place = progress.arrival_s, min(progress.ttft_slo_s, LONGEST_TTFT_S), *known
-                progress.placed = at
-        return order_queue(now_s, *np.array([req.conflux.place for req in waiting]).T).tolist()
+        scheduler.waiting_queue = self._order.of(
+            waiting, now_s, lambda: agree(scheduler, lambda: queue_order(waiting, scheduler.controller.model, now_s))
+        )
 
     def situation(self, running: ScheduleBatch) -> Situation:
         """The next iteration, as the policy sees it."""
@@ -118,6 +104,39 @@ class Planner:
             scheduler.model_config.context_len - int(lengths.max()),
         )
         return kv.most_look_ahead(lengths, kv.room(scheduler), scheduler.page_size, max(most, 0))
+
+
+class QueueOrder:
+    """Orders a queue anew where somebody has joined it or some time has passed; till then those that left are missing
+    from it, and nothing else."""
+
+    def __init__(self) -> None:
+        self._last: Req | None = None  # of the queue as it was left, and how long that was
+        self._length, self._ordered_s = 0, -_ORDER_AGE_S
+
+    def of(self, waiting: list[Req], now_s: float, order: Callable[[], list[int]]) -> list[Req]:
+        """The queue in order; ``order`` says in which. There must be somebody in it."""
+        joined = waiting[-1] is not self._last or len(waiting) > self._length
+        if joined or now_s - self._ordered_s >= _ORDER_AGE_S:
+            waiting = [waiting[index] for index in order()]
+            self._last, self._ordered_s = waiting[-1], now_s
+        self._length = len(waiting)
+        return waiting
+
+
+def queue_order(waiting: list[Req], model: LatencyModel, now_s: float, gpus: int = 1) -> list[int]:
+    """In which order to admit requests that so many GPUs prefill together. What it follows from is kept with each."""
+    new = [req for req in waiting if req.conflux.placed != req.conflux.cached]
+    if new:
+        cached = np.array([req.conflux.cached for req in new], dtype=np.int64)
+        uncached = np.maximum(np.array([_tokens(req) for req in new], dtype=np.int64) - cached, 1)
+        alone_s = prefill_alone_s(model, uncached, cached) / gpus
+        for req, *known in zip(new, uncached.tolist(), alone_s.tolist(), strict=True):
+            progress = req.conflux
+            # A request with all the time in the world must still be served while others keep coming.
+            progress.place = progress.arrival_s, min(progress.ttft_slo_s, LONGEST_TTFT_S), *known
+            progress.placed = progress.cached
+    return order_queue(now_s, *np.array([req.conflux.place for req in waiting]).T).tolist()
 
 
 def delivered_in(tbt_slo_s: float) -> float:

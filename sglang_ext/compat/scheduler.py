@@ -138,8 +138,10 @@ class ConfluxScheduler(Scheduler):
             req.set_finish_with_abort(self._refused)
 
     def note(self, req: Req) -> None:
-        """Remember a request's targets, and when it came if that is now."""
-        if not hasattr(req, "conflux"):
+        """Remember a request's targets, and when it came if that is now; else it begins again with what it has made."""
+        if hasattr(req, "conflux"):
+            req.conflux.placed = -1
+        else:
             config = self.controller.config
             req.conflux = Progress.of(
                 req.sampling_params.custom_params,

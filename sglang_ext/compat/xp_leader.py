@@ -8,11 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from sglang_ext.compat.planner import LONGEST_TTFT_S, delivered_in
+from sglang_ext.compat.planner import QueueOrder, delivered_in, queue_order
 from sglang_ext.compat.xp_rank import MOST_PROMPTS
-from sglang_ext.policy.queue import order_queue, prefill_alone_s
 from sglang_ext.policy.spread import RankLoad, Waiting, place, shard_slots, spread
 from sglang_ext.xp.plan import Admission, Piecework, Plan, Status
 
@@ -37,11 +34,6 @@ class _Active:
     done: int = 0
 
 
-def place_in_queue(req: Any) -> tuple[float, float, float]:
-    """What a waiting request's place follows from: tokens, arrival and target, which do not change while it waits."""
-    return len(req.origin_input_ids), req.conflux.arrival_s, min(req.conflux.ttft_slo_s, LONGEST_TTFT_S)
-
-
 class Leader:
     """Plans the iterations of ``scheduler``'s server of so many ranks."""
 
@@ -53,9 +45,8 @@ class Leader:
         self._retracted: deque[tuple[str, int, list[int]]] = deque()
         self._aborted: list[str] = []
         self._shared: list[Any] = []
+        self._order = QueueOrder()
         self.idle = False
-        self.taken_s = 0.0
-        """How long the last plan took."""
 
     def abort(self, beginning: str) -> None:
         """End all requests whose names begin so, wherever they are."""
@@ -72,7 +63,6 @@ class Leader:
 
     def plan(self, statuses: list[Status]) -> Plan:
         """The next iteration, from what every rank has."""
-        begin_s = time.perf_counter()
         plan = Plan(shared=self._shared, stop=bool(self._scheduler.gracefully_exit))
         self._shared = []
         for rank, status in enumerate(statuses):
@@ -95,7 +85,6 @@ class Leader:
         plan.chunks = self._chunks(loads, statuses)
         decoding = any(len(load.decode_context) for load in loads)
         self.idle = not (plan.chunks or plan.admissions or plan.aborted or plan.shared or decoding)
-        self.taken_s = time.perf_counter() - begin_s
         return plan
 
     # ---- who begins
@@ -126,7 +115,8 @@ class Leader:
         found: list[Admission] = []
         queue = self._scheduler.waiting_queue
         if len(queue) > 1 and left > 0 and most > 0:
-            queue[:] = [queue[index] for index in self._order(queue)]
+            now_s, model = time.perf_counter(), self._scheduler.controller.model
+            queue[:] = self._order.of(queue, now_s, lambda: queue_order(queue, model, now_s, self._ranks))
         while queue and left > 0 and len(found) < most:
             req = queue[0]
             tokens = list(req.origin_input_ids)
@@ -155,18 +145,6 @@ class Leader:
         for rank, (load, need) in enumerate(zip(loads, needs, strict=True)):
             loads[rank] = load._replace(free_slots=load.free_slots - need)
         return True
-
-    def _order(self, queue: list[Any]) -> list[int]:
-        lengths, arrival_s, ttft_slo_s = np.array([req.xp_place for req in queue]).T
-        tokens = lengths.astype(np.int64)
-        order: list[int] = order_queue(
-            now_s=time.perf_counter(),
-            arrival_s=arrival_s,
-            ttft_slo_s=ttft_slo_s,
-            uncached_tokens=tokens,
-            prefill_s=prefill_alone_s(self._scheduler.controller.model, tokens, np.zeros_like(tokens)) / self._ranks,
-        ).tolist()
-        return order
 
     # ---- what is prefilled
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,10 +119,10 @@ class XpRank:
 
     def run(
         self, chunks: list[Piecework], running: ScheduleBatch | None, clock: Clock
-    ) -> Iterator[tuple[ScheduleBatch, Any]]:
+    ) -> list[tuple[ScheduleBatch, Any]]:
         """One forward of this rank's pieces of ``chunks`` and of ``running``, ready to decode; ``span`` is its times.
 
-        Gives batches and their results: the running one, then of each prompt that ends and decodes here.
+        Returns batches and their results: the running one, then of each prompt that ends and decodes here.
         """
         self._launched_s = time.monotonic()
         self.work = self._work(chunks, running)
@@ -133,14 +132,23 @@ class XpRank:
             decode = ForwardBatch.init_new(running, self._runner, return_hidden_states_before_norm=False)
         parts = [(chunk, self.prompts[chunk.rid]) for chunk in chunks]
         rows, forward = compose(parts, decode, self._table, self._exchange.rank, self._exchange.ranks)
+        # What comes from the host comes before the forward: after it, it would be waited for with all of that.
+        sampled = self._to_sample(chunks, running, decode)
         self.span = clock.start()
         logits = self._forward(rows, forward)
         clock.stop(self.span)
+        return [(batch, self._sample(batch, of, logits, lines)) for batch, of, lines in sampled]
+
+    def _to_sample(
+        self, chunks: list[Piecework], running: ScheduleBatch | None, decode: ForwardBatch | None
+    ) -> list[tuple[ScheduleBatch, ForwardBatch, torch.Tensor]]:
+        """Batches that get tokens, and which lines of the logits are theirs; prompts that end are done with."""
         # The logits' lines: this rank's pieces in the order of the chunks, then its decodes.
         own = [chunk.rid for chunk in chunks if chunk.pieces[self._exchange.rank]]
+        sampled = []
         if running is not None and decode is not None:
             lines = torch.arange(len(own), len(own) + decode.batch_size, device=self._device)
-            yield running, self._sample(running, decode, logits, lines)
+            sampled.append((running, decode, lines))
         for chunk in chunks:
             prompt = self.prompts[chunk.rid]
             self._count(chunk, prompt)
@@ -151,8 +159,9 @@ class XpRank:
                 self.counters["long_prompts_with_rows"] += prompt.rows > 0
             batch = self.drop(chunk.rid)
             if batch is not None:
-                line = torch.tensor([own.index(chunk.rid)], device=self._device)
-                yield batch, self._sample(batch, to_sample(batch), logits, line)
+                at = own.index(chunk.rid)
+                sampled.append((batch, to_sample(batch), torch.arange(at, at + 1, device=self._device)))
+        return sampled
 
     def _work(self, chunks: list[Piecework], running: ScheduleBatch | None) -> Work:
         ranks, rank = self._exchange.ranks, self._exchange.rank

@@ -1,23 +1,25 @@
 """conflux's scheduler on one of several XP ranks: SGLang 0.5.17's with a loop in which all ranks run one plan.
 
 Rank 0 takes requests in and decides; every rank runs its part, decodes what lives on it, and answers for it. Requests,
-batches and results are SGLang's own.
+batches and results are SGLang's own. While the device runs one iteration the ranks agree on the next: what they say of
+themselves is as it will be when that one has ended, but that requests may end which nobody can know of.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import zmq
-from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.io_struct import AbortReq, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.utils import DynamicGradMode
 
 from sglang_ext.compat.scheduler import ConfluxScheduler
-from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader, place_in_queue
+from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader
 from sglang_ext.compat.xp_messages import SHARED, refusal, unsupported
 from sglang_ext.compat.xp_rank import XpRank
 from sglang_ext.iteration import Half
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
 # How long rank 0 waits for a request before it lets the others know that it lives.
 IDLE_S = 1.0
+# Messages that may be followed while a forward runs; before any other its results are taken.
+_AT_ANY_TIME = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq)
+# Batches that were launched and what they make, in the order in which they are to be taken.
+InFlight = list[tuple["ScheduleBatch", Any]]
 
 
 class XpScheduler(ConfluxScheduler):
@@ -44,6 +50,7 @@ class XpScheduler(ConfluxScheduler):
         self._kept: dict[str, Req] = {}
         self._retracted: list[Retracted] = []
         self._statuses: list[Status] = []
+        self._planned: Plan | None = None
         self._request: Any = None
         self.idle_sleeper = None
         # While it is prefilled a prompt takes its own slots and, sharded, an Nth of as many.
@@ -68,23 +75,43 @@ class XpScheduler(ConfluxScheduler):
 
     def _iterate(self) -> bool:
         """One iteration, at the same time on all ranks; whether it was the last."""
+        plan, self._planned = self._planned or self._agree([]), None
+        in_flight = self._run(plan)
+        if in_flight and not plan.stop:
+            self._planned = self._agree(in_flight)
+        self._take(in_flight)
+        return bool(plan.stop)
+
+    def _agree(self, in_flight: InFlight) -> Plan:
+        """The next iteration's plan, from requests that have come and what every rank will have after ``in_flight``."""
         if self.leader is not None:
             if self.leader.idle:
                 self._poller.poll(1e3 * IDLE_S)
-            self.process_input_requests(self.request_receiver.recv_requests())
+            received = self.request_receiver.recv_requests()
+            if not all(isinstance(message, _AT_ANY_TIME) for message in received):
+                self._take(in_flight)
+            self.process_input_requests(received)
             self.leader.idle = False
-        statuses = self.exchange.gather(self._status())
+        statuses = self.exchange.gather(self._status(in_flight))
         plan = None
         if self.leader is not None:
             self._statuses = statuses
+            begin_s = time.perf_counter()
             plan = self.leader.plan(statuses)
-        plan = self.exchange.broadcast(plan)
-        self._run(plan)
-        return bool(plan.stop)
+            self.controller.planned(time.perf_counter() - begin_s)
+        agreed: Plan = self.exchange.broadcast(plan)
+        return agreed
 
-    def _status(self) -> Status:
-        running = self.running_batch
-        decodes = [] if running.is_empty() else [req for req in running.reqs if not req.finished()]
+    def _take(self, in_flight: InFlight) -> None:
+        """Take the results of what was launched; ends when the device has made them."""
+        while in_flight:
+            self._process(*in_flight.pop(0))
+
+    def _status(self, in_flight: InFlight) -> Status:
+        decodes = [req for req in self.running_batch.reqs if not req.finished()]
+        # Those whose prompts end now decode too.
+        decodes += [req for batch, _ in in_flight if batch is not self.running_batch for req in batch.reqs]
+        making = {id(req) for batch, _ in in_flight for req in batch.reqs}
         # What answers may still need, as far as SGLang's admission would leave it free.
         begun = [prompt.batch.reqs[0] for prompt in self.rank.prompts.values() if prompt.batch is not None]
         owed = self.new_token_ratio_tracker.current * sum(
@@ -93,7 +120,7 @@ class XpScheduler(ConfluxScheduler):
         free = self.token_to_kv_pool_allocator.available_size()
         retracted, self._retracted = self._retracted, []
         return Status(
-            decode_context=_lengths(decodes),
+            decode_context=np.array([_tokens(req) + (id(req) in making) for req in decodes], dtype=np.int64),
             tbt_slo_s=min((req.conflux.tbt_slo_s for req in decodes), default=self.controller.config.tbt_slo_s),
             free_slots=max(int(free - owed) - len(decodes), 0),
             slots=self.max_total_num_tokens,
@@ -111,7 +138,8 @@ class XpScheduler(ConfluxScheduler):
             "prompts": len(self.rank.prompts),
         }
 
-    def _run(self, plan: Plan) -> None:
+    def _run(self, plan: Plan) -> InFlight:
+        """Launch a plan's forward."""
         if self.leader is None:
             for message in plan.shared:
                 self._request_dispatcher(message)  # rank 0 answers
@@ -119,7 +147,7 @@ class XpScheduler(ConfluxScheduler):
         for beginning in plan.aborted:
             self._abort(beginning, {admission.rid for admission in plan.admissions})
         if self.paused:
-            return
+            return []
         for admission in plan.admissions:
             req = self._req_of(admission) if admission.owner == self.exchange.rank else None
             self.rank.admit(admission, req)
@@ -130,14 +158,15 @@ class XpScheduler(ConfluxScheduler):
                 running = self.running_batch
         if plan.chunks:
             self.forward_ct += 1
-            self._prefill(plan.chunks, running)
-        elif running is not None:
-            self._process(running, self.run_batch(running))
-        elif not self.rank.prompts and not self._kept:
+            return self._prefill(plan.chunks, running)
+        if running is not None:
+            return [(running, self.run_batch(running))]
+        if not self.rank.prompts and not self._kept:
             self.on_idle()
+        return []
 
-    def _prefill(self, chunks: list[Piecework], running: ScheduleBatch | None) -> None:
-        """A forward of pieces and decodes, and what comes of it."""
+    def _prefill(self, chunks: list[Piecework], running: ScheduleBatch | None) -> InFlight:
+        """A forward of pieces and decodes."""
         config = self.controller.config
         targets_s = (req.conflux.tbt_slo_s for req in running.reqs) if running is not None else ()
         iteration = self.controller.begin(
@@ -148,8 +177,7 @@ class XpScheduler(ConfluxScheduler):
             running=running.batch_size() if running is not None else 0,
             waiting=len(self.waiting_queue),
         )
-        for batch, result in self.rank.run(chunks, running, self.controller.clock):
-            self._process(batch, result)
+        in_flight = self.rank.run(chunks, running, self.controller.clock)
         work = self.rank.work
         if work.q:
             iteration.learnable = work.own
@@ -157,6 +185,7 @@ class XpScheduler(ConfluxScheduler):
             iteration.halves.append(Half(work.phase, tpcs, work.q, work.c, len(work.q), [self.rank.span]))
             self.controller.launched(iteration)
         self.controller.poll()
+        return in_flight
 
     def _process(self, batch: ScheduleBatch, result: Any) -> None:
         self.process_batch_result(batch, result)
@@ -222,7 +251,7 @@ class XpScheduler(ConfluxScheduler):
             req.finished_reason = req.to_finish
             return self.output_streamer.stream_output([req], req.return_logprob)
         self.note(req)
-        req.xp_request, req.xp_place = self._request, place_in_queue(req)
+        req.xp_request = self._request
         return super()._add_request_to_queue(req)
 
     def abort_request(self, recv_req: AbortReq) -> None:
@@ -263,7 +292,6 @@ class XpScheduler(ConfluxScheduler):
         output = super().get_internal_state(recv_req)
         output.internal_state["conflux"]["xp"] = {
             "ranks": self.exchange.ranks,
-            "plan_ms": 1e3 * self.leader.taken_s if self.leader is not None else None,
             "rank": [
                 status.counters | {"decodes": len(status.decode_context), "slots": status.slots}
                 for status in self._statuses
@@ -272,5 +300,5 @@ class XpScheduler(ConfluxScheduler):
         return output
 
 
-def _lengths(reqs: list[Req]) -> Any:
-    return np.array([len(req.origin_input_ids) + len(req.output_ids) for req in reqs], dtype=np.int64)
+def _tokens(req: Req) -> int:
+    return len(req.origin_input_ids) + len(req.output_ids)

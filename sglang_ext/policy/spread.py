@@ -84,17 +84,19 @@ def times(model: Model, loads: Sequence[RankLoad], cached: int, most: int) -> tu
     See :func:`as_one_request`: here all ranks' shares are taken to be alike.
     """
     knots = np.array(sorted({*(knot for knot in KNOTS if knot < most), most}), dtype=np.int64)
-    means, uppers = [], []
-    for load in loads:
-        decodes = len(load.decode_context)
-        q = np.ones((len(knots), 1 + decodes), dtype=np.int64)
-        c = np.empty_like(q)
-        q[:, 0], c[:, 0], c[:, 1:] = knots, cached + (len(loads) - 1) * knots, load.decode_context
-        predicted = model.predict(model.terms(q, c, float(decodes), model.total_tpcs))
-        # Times never fall with the share, or there would be no level.
-        means.append(np.maximum.accumulate(predicted.mean_s))
-        uppers.append(np.maximum.accumulate(predicted.upper_s))
-    return np.array(means), np.array(uppers), knots
+    ranks, m = len(loads), len(knots)
+    decodes = [len(load.decode_context) for load in loads]
+    # One row for each rank and share; a rank with fewer decodes than another has rows of nothing.
+    q = np.zeros((ranks, m, 1 + max(decodes)), dtype=np.int64)
+    c = np.zeros_like(q)
+    q[:, :, 0], c[:, :, 0] = knots, cached + (ranks - 1) * knots
+    for rank, load in enumerate(loads):
+        q[rank, :, 1 : 1 + decodes[rank]], c[rank, :, 1 : 1 + decodes[rank]] = 1, load.decode_context
+    rows = np.repeat(np.array(decodes, dtype=np.float64), m)
+    predicted = model.predict(model.terms(q.reshape(ranks * m, -1), c.reshape(ranks * m, -1), rows, model.total_tpcs))
+    mean_s, upper_s = predicted.mean_s.reshape(ranks, m), predicted.upper_s.reshape(ranks, m)
+    # Times never fall with the share, or there would be no level.
+    return np.maximum.accumulate(mean_s, axis=1), np.maximum.accumulate(upper_s, axis=1), knots
 
 
 def as_one_request(start: int, tokens: int, piece: int, ranks: int) -> int:

@@ -8,6 +8,7 @@ of p pages gets no less of p + 1. The functions here find that prefix without wa
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -40,14 +41,17 @@ def water_level(curves: Curves, tokens: float) -> float:
     ValueError if the ranks cannot hold ``tokens``.
     """
     knots = np.unique(curves.time_s)
-    upto = np.array([_tokens_at(curves, level, "right").sum() for level in knots])
-    if tokens > upto[-1] * (1.0 + 1e-12):
-        raise ValueError(f"{tokens:g} tokens for ranks that hold {upto[-1]:g}")
-    index = min(int(np.searchsorted(upto, tokens)), len(knots) - 1)
+
+    def upto(index: int) -> float:
+        return float(_tokens_at(curves, float(knots[index]), "right").sum())
+
+    if tokens > (most := upto(-1)) * (1.0 + 1e-12):
+        raise ValueError(f"{tokens:g} tokens for ranks that hold {most:g}")
+    index = min(bisect_left(range(len(knots)), tokens, key=upto), len(knots) - 1)
     before = float(_tokens_at(curves, float(knots[index]), "left").sum())
     if index == 0 or before <= tokens:
         return float(knots[index])
-    share = (tokens - upto[index - 1]) / (before - upto[index - 1])
+    share = (tokens - upto(index - 1)) / (before - upto(index - 1))
     return float(knots[index - 1] + share * (knots[index] - knots[index - 1]))
 
 
@@ -127,17 +131,19 @@ def _pages(room: IntArray, tokens: int, page: int) -> int:
 
 def _tokens_at(curves: Curves, level_s: float, side: Literal["left", "right"]) -> FloatArray:
     """t_r⁻¹ [r]: the most tokens with a time ≤ the level (right), or the least with a time ≥ it (left)."""
-    out = np.empty(len(curves.tokens))
-    for rank, (tokens, times) in enumerate(zip(curves.tokens, curves.time_s, strict=True)):
-        upto = int(np.searchsorted(times, level_s, side=side))
+    # Few numbers, asked for often: lists are quicker than arrays.
+    find = bisect_right if side == "right" else bisect_left
+    out = []
+    for tokens, times in zip(curves.tokens.tolist(), curves.time_s.tolist(), strict=True):
+        upto = find(times, level_s)
         if upto == 0:
-            out[rank] = 0.0
+            out.append(0.0)
         elif upto == len(times):
-            out[rank] = tokens[-1]
+            out.append(tokens[-1])
         else:
             share = (level_s - times[upto - 1]) / (times[upto] - times[upto - 1])
-            out[rank] = tokens[upto - 1] + share * (tokens[upto] - tokens[upto - 1])
-    return out
+            out.append(tokens[upto - 1] + share * (tokens[upto] - tokens[upto - 1]))
+    return np.array(out)
 
 
 def _first(sure: IntArray, reach: IntArray, pages: int, tokens: int, page: int, ends_s: FloatArray) -> IntArray:

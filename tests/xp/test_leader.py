@@ -33,11 +33,16 @@ class Scheduler:
     def ask(self, rid: str, tokens: int, arrival_s: float = 0.0, most_new: int = 100) -> None:
         params = SimpleNamespace(max_new_tokens=most_new)
         progress = Progress(arrival_s, ttft_slo_s=1e6, tbt_slo_s=0.1)
-        req = SimpleNamespace(
-            rid=rid, origin_input_ids=range(tokens), sampling_params=params, conflux=progress, xp_request=rid
+        self.waiting_queue.append(
+            SimpleNamespace(
+                rid=rid,
+                origin_input_ids=range(tokens),
+                output_ids=[],
+                sampling_params=params,
+                conflux=progress,
+                xp_request=rid,
+            )
         )
-        req.xp_place = leader_module.place_in_queue(req)
-        self.waiting_queue.append(req)
 
 
 def status(*context: int, free: int = 10_000, retracted: tuple[Retracted, ...] = ()) -> Status:
