@@ -20,7 +20,8 @@ KNOTS = (0, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Shares of a rank for which times are predicted; between two of them they are taken as linear."""
 
 ROWS_APIECE = 2
-"""A chunk of at least this many tokens for each rank gives every rank a row: then each has one at every long prompt."""
+"""A chunk of at least this many tokens for each rank gives every rank a row, and a prompt that is longer begins with no
+smaller one: so each has a row at every long prompt."""
 
 
 class RankLoad(NamedTuple):
@@ -143,20 +144,22 @@ def cut(waiting: Sequence[Waiting], shares: IntArray) -> list[Chunk]:
     """Chunks of all shares' tokens [ranks], each divided about as they are.
 
     Every rank gets a row of every chunk that is long enough for that, and a chunk that ends its prompt has one on the
-    owner; otherwise no rank is more than a few tokens off its share.
+    owner; otherwise no rank is more than a few tokens off its share. What is left behind other chunks is not taken if
+    it is too little to begin the next prompt with.
     """
     ranks, total = len(shares), int(shares.sum())
+    rows_for_all = ROWS_APIECE * ranks
     chunks, taken = [], 0
     given = np.zeros(ranks, dtype=np.int64)
     for index, prompt in enumerate(waiting):
         count = min(prompt.tokens - prompt.done, total - taken)
-        if count <= 0:
+        if count <= 0 or (chunks and not prompt.done and count < min(prompt.tokens, rows_for_all)):
             break
         taken += count
         # What each rank should have had by the end of this chunk, less what it has had.
         due = np.maximum(shares * (taken / total) - given, 0.0)
         least = np.zeros(ranks, dtype=np.int64)
-        if count >= ROWS_APIECE * ranks:
+        if count >= rows_for_all:
             least[:] = 1
         elif prompt.done + count == prompt.tokens:
             least[prompt.owner] = 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
 
 from tests.servers import Server, ServerError
 from tests.serving import exactness, workload
-from tests.serving.xp import assert_nothing_left, assert_shared, xp_server, xp_state
+from tests.serving.xp import assert_nothing_left, assert_shared, rank_processes, xp_server, xp_state
 
 pytestmark = pytest.mark.server
 
@@ -26,6 +27,7 @@ def test_two_ranks_serve_what_stocks_one_does(stock, tmp_path) -> None:
         _refuses(server)
         _answers(server)
         _pauses(server)
+        _waits_for_a_slow_rank(server, stock)
         assert_nothing_left(xp_state(server))
 
 
@@ -100,3 +102,22 @@ def _pauses(server: Server) -> None:
         time.sleep(1.0)
         assert requests.post(f"{server.url}/continue_generation", json={}, timeout=30).ok
         assert sum(1 for _ in stream) > 100
+
+
+def _waits_for_a_slow_rank(server: Server, stock) -> None:
+    """All wait for it, then go on where they were."""
+    _, slow = rank_processes(server)
+    work, expected = exactness.WORKS["mixed"][:6], stock["mixed"][:6]
+    stopped_s = 3.0
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(workload.run, server, work)
+        time.sleep(0.1)
+        slow.suspend()
+        try:
+            begin_s = time.monotonic()
+            time.sleep(stopped_s)
+        finally:
+            slow.resume()
+        workload.assert_same(expected, answers.result(timeout=120), "of a server with a slow rank")
+        assert time.monotonic() - begin_s > stopped_s
+    assert server.process.poll() is None

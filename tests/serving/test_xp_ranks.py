@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.serving import exactness
-from tests.serving.xp import assert_nothing_left, assert_shared, xp_server, xp_state
+from tests.serving.xp import assert_nothing_left, assert_shared, rank_processes, xp_server, xp_state
 from tests.tiny import make_tiny_model
 
 pytestmark = pytest.mark.server
@@ -35,12 +35,12 @@ def test_four_ranks_serve_what_stocks_one_does(tmp_path, tmp_path_factory) -> No
 def test_a_lost_rank_ends_the_server(tmp_path, lost: int) -> None:
     with xp_server(2, tmp_path) as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
-        ranks = [one for one in family if "scheduler" in " ".join(one.cmdline()).lower()]
+        ranks = rank_processes(server)
         assert len(ranks) == 2
         stream = server.stream([9, 8, 7], max_new_tokens=3000, ignore_eos=True)
         next(stream)
         begin_s = time.monotonic()
-        os.kill(sorted(ranks, key=lambda one: one.create_time())[lost].pid, signal.SIGKILL)
+        os.kill(ranks[lost].pid, signal.SIGKILL)
         assert server.process.wait(30) != 0
         assert time.monotonic() - begin_s < 30
         _, left = psutil.wait_procs(family, timeout=10)

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.servers import Server
 from tests.serving import exactness
 
@@ -20,6 +22,13 @@ def xp_server(ranks: int, state_dir: Path, *args: str, model: Path | None = None
         args=("--conflux-xp", str(ranks), "--conflux-state-dir", str(state_dir), *args),
         env={"CONFLUX_TESTING": "1"},
     )
+
+
+def rank_processes(server: Server) -> list[psutil.Process]:
+    """The schedulers' processes, by rank."""
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    ranks = [one for one in family if "scheduler" in " ".join(one.cmdline()).lower()]
+    return sorted(ranks, key=lambda one: one.create_time())
 
 
 def xp_state(server: Server) -> list[dict[str, Any]]:
