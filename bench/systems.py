@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -111,10 +111,17 @@ def _started(firsts: list[str], given: argparse.Namespace, options: dict[str, fl
         return {first: one for first, one in zip(firsts, pool.map(start, firsts), strict=True) if one is not None}
 
 
-def server(first: str, given: argparse.Namespace, **options: float) -> ServerProcess:
+def server(
+    first: str,
+    given: argparse.Namespace,
+    *,
+    path: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    **options: float,
+) -> ServerProcess:
     """The server for a group, by its first system. Of ``given``: ``model``, ``logs`` and what :func:`add_arguments`
     adds; ``options`` are those of :func:`bench.shapes.gpu_args`. The tiny shape is served on a CPU. A record goes under
-    ``logs``."""
+    ``logs``. ``path`` is put before ``PYTHONPATH``, ``variables`` are further ones of its environment."""
     given.logs.mkdir(parents=True, exist_ok=True)
     folder, tiny = shape_folder(given.model, given.logs), given.model == "tiny"
     if given.pool is not None and not tiny:
@@ -129,9 +136,8 @@ def server(first: str, given: argparse.Namespace, **options: float) -> ServerPro
     else:
         args += ["--backend", "conflux", "--conflux-state-dir", str(given.logs / "state")]
         args += ["--conflux-record", str(given.logs / "conflux.jsonl.gz")] if given.record else []
-    env = cpu_environment(first in STOCK) if tiny else None
-    if first in PDMUX:
-        paths = [str(ROOT / "bench" / "pdmux"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    env = (cpu_environment(first in STOCK) if tiny else dict(os.environ)) | dict(variables or {})
+    if path := ROOT / "bench" / "pdmux" if first in PDMUX else path:
+        env["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [env.get("PYTHONPATH")])])
     log = given.logs / f"{first}.log"
     return ServerProcess([*args, *given.server_args], log=log, env=env, cwd=ROOT, startup_timeout_s=300.0)

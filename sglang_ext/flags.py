@@ -140,7 +140,7 @@ RULES: tuple[Rule, ...] = (
 XP_RULES: tuple[Rule, ...] = (
     Rule("disable_radix_cache", Verdict.OVERRIDDEN, "with --conflux-xp prompts are not cached yet", operator.not_,
          True),
-    Rule("disable_overlap_schedule", Verdict.OVERRIDDEN, "with --conflux-xp iterations are not overlapped yet",
+    Rule("disable_overlap_schedule", Verdict.OVERRIDDEN, "with --conflux-xp tokens are taken before the next launch",
          operator.not_, True),
     Rule("page_size", Verdict.OVERRIDDEN, "with --conflux-xp KV slots are handed out one by one", _above_one, 1),
     _refuse("tp_size", "with --conflux-xp each rank is one GPU: leave it out", _above_one, "--tp-size"),

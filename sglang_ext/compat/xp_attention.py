@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +119,8 @@ class XpAttention(AttentionBackend):
         self._layers: dict[int, RadixAttention] = {}
         self._under_way: deque[tuple[Any, torch.Tensor, RadixAttention, torch.Tensor]] = deque()
         self._rows: Rows | None = None
+        on_gpu = torch.device(runner.device).type == "cuda"
+        self._stream = torch.cuda.Stream(priority=-1) if on_gpu else None
 
     def begin(self, rows: Rows) -> None:
         """Prepare both backends for a forward."""
@@ -151,16 +155,34 @@ class XpAttention(AttentionBackend):
         k, v = k.reshape(k.shape[0], -1), v.reshape(v.shape[0], -1)
         out = torch.zeros_like(q)
         end = rows.pieces + rows.decodes
+        if rows.decode_batch is not None:
+            own = slice(rows.pieces, end)
+            with self._beside(rows):
+                out[own] = self._decode(q[own], k[own], v[own], layer, rows)
         if rows.shard_batch is not None:
             self._migrate(k[: rows.pieces], v[: rows.pieces], layer, rows)
             out[: rows.pieces] = self._prefill(q[: rows.pieces], k[: rows.pieces], v[: rows.pieces], layer, rows)
-        if rows.decode_batch is not None:
-            own = slice(rows.pieces, end)
-            heads = (-1, layer.tp_k_head_num, layer.qk_head_dim), (-1, layer.tp_v_head_num, layer.v_head_dim)
-            out[own] = self._full.forward_decode(
-                q[own], k[own].view(heads[0]), v[own].view(heads[1]), layer, rows.decode_batch
-            ).reshape(rows.decodes, -1)
+            if self._stream is not None:
+                torch.cuda.current_stream().wait_stream(self._stream)
         return out
+
+    @contextmanager
+    def _beside(self, rows: Rows) -> Iterator[None]:
+        """On a GPU decode attention, which reads memory, runs beside exchanges and the attention of prefill, which
+        computes. What it reads was made before, and :meth:`forward` waits for it before any of that can be freed."""
+        if self._stream is None or rows.shard_batch is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _decode(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, rows: Rows
+    ) -> torch.Tensor:
+        k = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
+        v = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
+        return self._full.forward_decode(q, k, v, layer, rows.decode_batch).reshape(rows.decodes, -1)
 
     def _prefill(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: RadixAttention, rows: Rows

@@ -149,7 +149,8 @@ def cut(waiting: Sequence[Waiting], shares: IntArray) -> list[Chunk]:
     """
     ranks, total = len(shares), int(shares.sum())
     rows_for_all = ROWS_APIECE * ranks
-    chunks, taken = [], 0
+    chunks: list[Chunk] = []
+    taken = 0
     given = np.zeros(ranks, dtype=np.int64)
     for index, prompt in enumerate(waiting):
         count = min(prompt.tokens - prompt.done, total - taken)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.xp_plan import measure
 from learner import LatencyModel
 from sglang_ext.slo import Progress
 from sglang_ext.xp.plan import Plan, Retracted, Status
@@ -144,3 +145,10 @@ def test_a_tight_target_leaves_less_room_for_prefill_beside_decodes() -> None:
         there.tbt_slo_s = slo_s
         taken.append(sum(sum(chunk.pieces) for chunk in plans.plan([there, status()]).chunks))
     assert 0 < taken[0] < taken[1]
+
+
+def test_the_benchmark_plans_beside_as_long_a_queue_as_it_says() -> None:
+    found = measure(2, queued=30, plans=12, model=LatencyModel(LARGE, H200))
+    assert (found["ranks"], found["queued"], found["plans"]) == (2, 30, 12)
+    assert found["admitted"] >= 12
+    assert 0 < found["median_ms"] <= found["p99_ms"] <= found["max_ms"]
