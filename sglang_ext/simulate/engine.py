@@ -9,8 +9,9 @@ from math import ceil
 
 import numpy as np
 
-from learner.latency import LatencyModel
+from learner.latency import LatencyModel, Terms
 from learner.traces import TraceRequest
+from sglang_ext.host_time import WindowYield
 from sglang_ext.policy.gaps import MORE_STEPS, first_tokens_s, lead_s
 from sglang_ext.policy.types import IntArray, Situation
 from sglang_ext.served import LoadResult, RequestResult
@@ -104,6 +105,7 @@ class Engine:
         self._running: list[Live] = []
         self._clock_s = self._decided_s = self._waited_s = 0.0
         self._after_window = False
+        self._window_yield = WindowYield()
         self.shares: list[tuple[float, float, float]] = []
         """When iterations that ran both phases began, how long they lasted, and decode's share of the TPCs."""
 
@@ -176,6 +178,7 @@ class Engine:
             drain_s=0.0 if self._after_window else host.drain_s,
             after_window_s=host.after_window_s,
             after_window=self._after_window,
+            window_yield=self._window_yield.value,
         )
 
     # ---- what runs
@@ -197,6 +200,7 @@ class Engine:
             begin_s += situation.drain_s
             first_s, end_s = self._window(step, begin_s, contexts, new, cached, ends)
         else:
+            self._window_yield.fade()
             decodes = len(contexts) if step.steps else 0
             q = np.concatenate([np.ones(decodes, dtype=np.int64), new])
             c = np.concatenate([contexts[:decodes], cached])
@@ -217,13 +221,10 @@ class Engine:
         self, step: Step, begin_s: float, contexts: IntArray, new: IntArray, cached: IntArray, ends: int
     ) -> tuple[float, float]:
         """When its first tokens go out, and when it closes."""
-        device, rows = self._device, len(contexts)
-        decode = device.terms(np.ones(rows), contexts, rows, step.decode_tpcs)
+        device, decodes = self._device, len(contexts)
+        decode = device.terms(np.ones(decodes), contexts, decodes, step.decode_tpcs)
         prefill = device.terms(new, cached, ends, step.prefill_tpcs)
-        step_s, prefill_s = (
-            float(device.predict(decode, prefill).mean_s[0]),
-            float(device.predict(prefill, decode).mean_s[0]),
-        )
+        step_s, prefill_s = self._take_beside(decode, prefill)
         # One is launched shortly before the last one ends, as long as the prefill runs.
         most = min(2 * step.steps + MORE_STEPS, min(live.left for live in self._running), LOOK_AHEAD)
         steps = max(1, min(ceil((prefill_s + lead_s(step_s)) / step_s), most))
@@ -232,11 +233,14 @@ class Engine:
         give_tokens(self._running, ends_s)
         first_s = end_s
         if ends == len(new) and not self._waiting:
-            contexts, rows = np.append(contexts, new + cached), rows + ends
+            contexts, rows = np.append(contexts, new + cached), decodes + ends
             alone = device.predict(device.terms(np.ones(rows), contexts, rows, self._tpcs))
             next_s = self._host.after_window_s + float(alone.upper_s[0])
             first_s = first_tokens_s(begin_s + prefill_s, end_s, next_s, self._tbt_slo_s)
         self._waited_s = end_s - (min(ends_s[-1], first_s) if ends else ends_s[-1])
+        if step.promised_tokens_per_s:
+            tokens, taken_s = steps * decodes + int(new.sum()), end_s - self._clock_s + self._host.after_window_s
+            self._window_yield.note(tokens / taken_s / step.promised_tokens_per_s)
         return first_s, end_s
 
     def _decode(self, most_steps: int = MOST_STEPS) -> None:
@@ -262,6 +266,11 @@ class Engine:
         """A forward on all TPCs."""
         device = self._device
         return float(device.predict(device.terms(q, c, logits_rows, self._tpcs)).mean_s[0])
+
+    def _take_beside(self, decode: Terms, prefill: Terms) -> tuple[float, float]:
+        """One decode step and a prefill beside each other."""
+        predict = self._device.predict
+        return float(predict(decode, prefill).mean_s[0]), float(predict(prefill, decode).mean_s[0])
 
     def _decode_share(self, step: Step) -> float:
         if not step.window:

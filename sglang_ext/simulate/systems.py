@@ -27,13 +27,15 @@ LEAST_CHUNK = 32
 
 class Step(NamedTuple):
     """What one iteration runs: ``prefill_tokens`` at most, 0 for decode alone; ``steps`` decode steps beside them, in
-    the same batch (1, ``window`` false), in a window, or none."""
+    the same batch (1, ``window`` false), in a window, or none. ``promised_tokens_per_s``: what was predicted of a
+    window, if that is to be learnt from."""
 
     prefill_tokens: int
     steps: int
     window: bool = False
     prefill_tpcs: int = 0
     decode_tpcs: int = 0
+    promised_tokens_per_s: float = 0.0
 
 
 class System(Protocol):
@@ -95,8 +97,10 @@ class Conflux:
 
     def step(self, situation: Situation) -> Step:
         d = decide(situation, self._settings, self._model, self._explorer)
-        window = d.mode in ("spatial", "reserved")
-        return Step(d.prefill_tokens, d.look_ahead_steps, window, d.prefill_tpcs, d.decode_tpcs)
+        window, promised = d.mode in ("spatial", "reserved"), 0.0
+        if window and self._settings.mode != "duet":
+            promised = d.candidates.plan(d.index).tokens_per_s / situation.window_yield
+        return Step(d.prefill_tokens, d.look_ahead_steps, window, d.prefill_tpcs, d.decode_tpcs, promised)
 
 
 _KINDS: Sequence[tuple[str, Callable[[str, LatencyModel, float], System]]] = (
