@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_ext.compat.planner import QueueOrder, delivered_in, queue_order
+from sglang_ext.compat.xp_grammar import Key
 from sglang_ext.compat.xp_rank import MOST_PROMPTS
 from sglang_ext.policy.spread import RankLoad, Waiting, place, shard_slots, spread
 from sglang_ext.xp.plan import Admission, Piecework, Plan, Status
@@ -45,6 +46,7 @@ class Leader:
         self._retracted: deque[tuple[str, int, list[int]]] = deque()
         self._aborted: list[str] = []
         self._shared: list[Any] = []
+        self._grammars: list[tuple[Key, bool]] = []
         self._order = QueueOrder()
         self.idle = False
 
@@ -56,6 +58,10 @@ class Leader:
         """Let the other ranks follow a message of SGLang's too."""
         self._shared.append(message)
 
+    def compile(self, key: Key, reasoning: bool) -> None:
+        """Let the other ranks compile a grammar too."""
+        self._grammars.append((key, reasoning))
+
     @property
     def busy(self) -> bool:
         """Whether any prompt waits or is being prefilled, here or on its way back from a rank."""
@@ -63,8 +69,8 @@ class Leader:
 
     def plan(self, statuses: list[Status]) -> Plan:
         """The next iteration, from what every rank has."""
-        plan = Plan(shared=self._shared, stop=bool(self._scheduler.gracefully_exit))
-        self._shared = []
+        plan = Plan(shared=self._shared, grammars=self._grammars, stop=bool(self._scheduler.gracefully_exit))
+        self._shared, self._grammars = [], []
         for rank, status in enumerate(statuses):
             for one in status.retracted:
                 if len(one.tokens) + shard_slots(len(one.tokens), self._ranks) > status.slots:

@@ -34,8 +34,6 @@ _REFUSED = {
     ),
 }
 
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-
 
 def refusal(message: Any) -> Any | None:
     """The answer to a message that cannot be followed, or None."""
@@ -45,9 +43,6 @@ def refusal(message: Any) -> Any | None:
 
 def unsupported(request: Any) -> str | None:
     """What of a request cannot be served, as the beginning of a sentence, or None."""
-    params = request.sampling_params
-    if any(getattr(params, name, None) for name in _GRAMMARS):
-        return "structured output is not supported"
     if request.return_logprob and request.logprob_start_len not in (None, -1):
         return "log probabilities of the prompt are not supported"
     for name, what in (

@@ -147,6 +147,7 @@ def to_sample(batch: ScheduleBatch) -> ForwardBatch:
     one = torch.zeros(1, dtype=torch.int64, device=batch.seq_lens.device)
     forward = extend_batch(one, one, [1], [int(batch.seq_lens_cpu[0])], [0])
     forward.sampling_info = batch.sampling_info
+    forward.sampling_info.grammars = [req.grammar for req in batch.reqs] if batch.has_grammar else None
     forward.return_logprob = batch.return_logprob
     forward.top_logprobs_nums, forward.token_ids_logprobs = batch.top_logprobs_nums, batch.token_ids_logprobs
     return forward

@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.utils import DynamicGradMode
 
 from sglang_ext.compat.scheduler import ConfluxScheduler
+from sglang_ext.compat.xp_grammar import Grammars, key_of, refused_here
 from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader
 from sglang_ext.compat.xp_messages import SHARED, refusal, unsupported
 from sglang_ext.compat.xp_rank import XpRank
@@ -51,6 +52,7 @@ class XpScheduler(ConfluxScheduler):
         self._retracted: list[Retracted] = []
         self._statuses: list[Status] = []
         self._planned: Plan | None = None
+        self._grammars = Grammars(self.grammar_manager)
         self._request: Any = None
         self.idle_sleeper = None
         # While it is prefilled a prompt takes its own slots and, sharded, an Nth of as many.
@@ -85,12 +87,13 @@ class XpScheduler(ConfluxScheduler):
     def _agree(self, in_flight: InFlight) -> Plan:
         """The next iteration's plan, from requests that have come and what every rank will have after ``in_flight``."""
         if self.leader is not None:
-            if self.leader.idle:
+            if self.leader.idle and not self.grammar_manager.has_waiting_grammars():
                 self._poller.poll(1e3 * IDLE_S)
             received = self.request_receiver.recv_requests()
             if not all(isinstance(message, _AT_ANY_TIME) for message in received):
                 self._take(in_flight)
             self.process_input_requests(received)
+            self._take_ready_grammars()
             self.leader.idle = False
         statuses = self.exchange.gather(self._status(in_flight))
         plan = None
@@ -143,6 +146,9 @@ class XpScheduler(ConfluxScheduler):
         if self.leader is None:
             for message in plan.shared:
                 self._request_dispatcher(message)  # rank 0 answers
+            for key, reasoning in plan.grammars:
+                self._grammars.begin(key, reasoning)
+            self._grammars.keep()
             self.gracefully_exit = plan.stop
         for beginning in plan.aborted:
             self._abort(beginning, {admission.rid for admission in plan.admissions})
@@ -207,12 +213,22 @@ class XpScheduler(ConfluxScheduler):
 
     def _req_of(self, admission: Admission) -> Req:
         if admission.rid not in self._kept:
-            self.handle_generate_request(admission.request)
-            self._kept[admission.rid].conflux.arrival_s = admission.arrival_s
+            self._make(admission)
         req = self._kept.pop(admission.rid)
         req.xp_placed = True
         req.time_stats.set_forward_entry_time()
         return req
+
+    def _make(self, admission: Admission) -> None:
+        """The request of a message that rank 0 has taken in."""
+        self._grammars.keep(wait_for=key_of(admission.request))
+        self.handle_generate_request(admission.request)
+        while self._grammars.waits_for(admission.request) is not None:
+            self._take_ready_grammars()
+        req = self._kept[admission.rid]
+        req.conflux.arrival_s = admission.arrival_s
+        if refused_here(req, admission.tokens):
+            self.controller.fell_back("xp_grammar")
 
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
         assert self.leader is not None
@@ -228,7 +244,13 @@ class XpScheduler(ConfluxScheduler):
 
     def handle_generate_request(self, recv_req: Any) -> Any:
         self._request = recv_req
-        return super().handle_generate_request(recv_req)
+        result = super().handle_generate_request(recv_req)
+        waits = self._grammars.waits_for(recv_req)
+        if waits is not None:
+            waits.xp_request = recv_req
+            if self.leader is not None:
+                self.leader.compile(waits.grammar_key, waits.require_reasoning)
+        return result
 
     def objection(self, request: Any) -> str | None:
         why = unsupported(request)
@@ -251,7 +273,8 @@ class XpScheduler(ConfluxScheduler):
             req.finished_reason = req.to_finish
             return self.output_streamer.stream_output([req], req.return_logprob)
         self.note(req)
-        req.xp_request = self._request
+        if not hasattr(req, "xp_request"):
+            req.xp_request = self._request
         return super()._add_request_to_queue(req)
 
     def abort_request(self, recv_req: AbortReq) -> None:

@@ -42,10 +42,13 @@ class Plan:
     """One iteration, the same for all ranks.
 
     ``aborted``: beginnings of the names of requests to end, wherever they are ("" ends all). ``shared``: SGLang's
-    messages for every rank (a pause, new weights), which rank 0 has followed already. ``stop`` ends the server.
+    messages for every rank (a pause, new weights), which rank 0 has followed already. ``grammars``: what requests that
+    came are constrained by, for every rank to compile (kind and text, and whether they reason). ``stop`` ends the
+    server.
     """
 
     shared: list[Any] = field(default_factory=list)
+    grammars: list[tuple[tuple[str, str], bool]] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     chunks: list[Piecework] = field(default_factory=list)

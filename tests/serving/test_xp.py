@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -63,7 +64,7 @@ def test_heads_that_cannot_be_divided_are_refused_at_once() -> None:
 def _refuses(server: Server) -> None:
     """What one rank cannot do alone is answered with 400 or a failure, and serving goes on."""
     for more, said in (
-        ({"sampling_params": {"regex": "[a-z]+", "max_new_tokens": 4}}, "structured output"),
+        ({"sampling_params": {"regex": "([", "max_new_tokens": 4}}, "Failed to compile regex grammar"),
         ({"return_logprob": True, "logprob_start_len": 0}, "log probabilities of the prompt"),
         ({"input_ids": None, "input_embeds": [[0.1] * 64] * 5}, "input embeddings"),
         ({"input_ids": [5, 1024]}, "input_ids must lie between 0 and 1023"),
@@ -90,7 +91,27 @@ def _answers(server: Server) -> None:
         for (value, *_), top in zip(info["output_token_logprobs"], info["output_top_logprobs"], strict=True)
     )
     assert json.dumps(info)
+    _constrained(server)
     assert requests.get(f"{server.url}/health_generate", timeout=60).ok
+
+
+def _constrained(server: Server) -> None:
+    """Answers that follow a grammar, of requests that decode on either rank and beside ones that follow none."""
+    bodies = [{"input_ids": [5, 6, 7 + at], "sampling_params": {"max_new_tokens": 40}} for at in range(16)]
+    for at, body in enumerate(bodies[4:]):
+        body["sampling_params"]["regex"] = f"(x|yz){{{3 + at % 4},6}}"  # four grammars, each for both ranks
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = pool.map(lambda body: requests.post(f"{server.url}/generate", json=body, timeout=120).json(), bodies)
+        for body, answer in zip(bodies, answers, strict=True):
+            if pattern := body["sampling_params"].get("regex"):
+                assert re.fullmatch(pattern, answer["text"])
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
+    chat = {"model": "x", "messages": [{"role": "user", "content": "a"}], "max_tokens": 200, **asked}
+    answer = requests.post(f"{server.url}/v1/chat/completions", json=chat, timeout=120).json()
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+    if answer["choices"][0]["finish_reason"] == "stop":
+        assert isinstance(json.loads(answer["choices"][0]["message"]["content"])["n"], int)
 
 
 def _pauses(server: Server) -> None:
