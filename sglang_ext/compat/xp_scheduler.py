@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import zmq
 from sglang.srt.managers.io_struct import AbortReq, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
@@ -20,9 +19,10 @@ from sglang.srt.utils import DynamicGradMode
 
 from sglang_ext.compat.scheduler import ConfluxScheduler
 from sglang_ext.compat.xp_grammar import Grammars, key_of, refused_here
-from sglang_ext.compat.xp_leader import MOST_RESERVED, Leader
+from sglang_ext.compat.xp_leader import Leader
 from sglang_ext.compat.xp_messages import SHARED, refusal, unsupported
 from sglang_ext.compat.xp_rank import XpRank
+from sglang_ext.compat.xp_status import InFlight, status_of
 from sglang_ext.iteration import Half
 from sglang_ext.xp.exchange import Exchange
 from sglang_ext.xp.plan import Admission, Piecework, Plan, Retracted, Status
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 IDLE_S = 1.0
 # Messages that may be followed while a forward runs; before any other its results are taken.
 _AT_ANY_TIME = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput, AbortReq)
-# Batches that were launched and what they make, in the order in which they are to be taken.
-InFlight = list[tuple["ScheduleBatch", Any]]
 
 
 class XpScheduler(ConfluxScheduler):
@@ -95,7 +93,8 @@ class XpScheduler(ConfluxScheduler):
             self.process_input_requests(received)
             self._take_ready_grammars()
             self.leader.idle = False
-        statuses = self.exchange.gather(self._status(in_flight))
+        retracted, self._retracted = self._retracted, []
+        statuses = self.exchange.gather(status_of(self, retracted, in_flight))
         plan = None
         if self.leader is not None:
             self._statuses = statuses
@@ -109,37 +108,6 @@ class XpScheduler(ConfluxScheduler):
         """Take the results of what was launched; ends when the device has made them."""
         while in_flight:
             self._process(*in_flight.pop(0))
-
-    def _status(self, in_flight: InFlight) -> Status:
-        decodes = [req for req in self.running_batch.reqs if not req.finished()]
-        # Those whose prompts end now decode too.
-        decodes += [req for batch, _ in in_flight if batch is not self.running_batch for req in batch.reqs]
-        making = {id(req) for batch, _ in in_flight for req in batch.reqs}
-        # What answers may still need, as far as SGLang's admission would leave it free.
-        begun = [prompt.batch.reqs[0] for prompt in self.rank.prompts.values() if prompt.batch is not None]
-        owed = self.new_token_ratio_tracker.current * sum(
-            min(req.sampling_params.max_new_tokens - len(req.output_ids), MOST_RESERVED) for req in decodes + begun
-        )
-        free = self.token_to_kv_pool_allocator.available_size()
-        retracted, self._retracted = self._retracted, []
-        return Status(
-            decode_context=np.array([_tokens(req) + (id(req) in making) for req in decodes], dtype=np.int64),
-            tbt_slo_s=min((req.conflux.tbt_slo_s for req in decodes), default=self.controller.config.tbt_slo_s),
-            free_slots=max(int(free - owed) - len(decodes), 0),
-            slots=self.max_total_num_tokens,
-            free_rows=min(self.rank.free_rows, self.req_to_token_pool.available_size()),
-            retracted=retracted,
-            counters=self._counters(),
-        )
-
-    def _counters(self) -> dict[str, int]:
-        return dict(self.rank.counters) | {
-            "all_to_all_bytes": self.exchange.all_to_all_bytes,
-            "migrated_bytes": self.exchange.migrated_bytes,
-            "free_slots": self.token_to_kv_pool_allocator.available_size(),
-            "free_rows": self.req_to_token_pool.available_size(),
-            "prompts": len(self.rank.prompts),
-        }
 
     def _run(self, plan: Plan) -> InFlight:
         """Launch a plan's forward."""
@@ -321,7 +289,3 @@ class XpScheduler(ConfluxScheduler):
             ],
         }
         return output
-
-
-def _tokens(req: Req) -> int:
-    return len(req.origin_input_ids) + len(req.output_ids)
