@@ -13,6 +13,7 @@ from learner.drift import DriftAlarm, DriftState
 from learner.window import Batch, Window, WindowState
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 # What a margin looks back on, and the newest of it that an offset does.
 RECENT_SAMPLES, OFFSET_SAMPLES = 320, 48
@@ -35,6 +36,9 @@ class CalibrationState(msgspec.Struct, frozen=True):
 
     recent: WindowState
     alpha: float
+    unsettled: WindowState
+    settled: list[int]
+    settled_alpha: float
     stale_before: int
     judged: int
     error: float
@@ -50,7 +54,10 @@ class Calibration:
 
     def __init__(self, target: float) -> None:
         self._recent = Window(RECENT_SAMPLES, RECENT_SAMPLES)
-        self._level = AdaptiveLevel(target)
+        self._level, self._settled_level = AdaptiveLevel(target), AdaptiveLevel(target)
+        # Of samples that are settled and of others, those of the second kind alone: they may be rare.
+        self._settled: deque[int] = deque(maxlen=RECENT_SAMPLES)
+        self._unsettled = Window(RECENT_SAMPLES, RECENT_SAMPLES)
         self._residuals: deque[float] = deque(maxlen=DRIFT_SAMPLES)
         self._judged = 0
         self._error = self._corrected_error = 0.0
@@ -63,15 +70,23 @@ class Calibration:
         self.centre = self.corrected_centre = 0.0
 
     def judge(
-        self, residual: float, correction: float, published: float, nearby: float, error: float, missed: bool
+        self,
+        residual: float,
+        correction: float,
+        published: float,
+        nearby: float,
+        error: float,
+        missed: bool,
+        settled: bool = False,
     ) -> None:
         """Take note of how well a sample was predicted.
 
         ``residual``: log(measured / physical terms); ``correction``: the log correction it would have had;
         ``published``: log(measured / mean) but for what was nearby, and ``nearby`` that shift; ``error``:
-        |mean / measured − 1| with all that was published; ``missed``: whether it exceeded its upper bound.
+        |mean / measured − 1| with all that was published; ``missed``: whether it exceeded its upper bound;
+        ``settled``: which bound that was.
         """
-        self._level.update(missed)
+        (self._settled_level if settled else self._level).update(missed)
         self.alarm.judge(error)
         self._residuals.append(published)
         self._judged += 1
@@ -82,9 +97,13 @@ class Calibration:
         self._plain_error += share * (abs(published) - self._plain_error)
         self._nearby_error += share * (abs(published - nearby) - self._nearby_error)
 
-    def add(self, row: FloatArray) -> None:
+    def add(self, row: FloatArray, serial: int, settled: bool = False) -> None:
         """Remember a sample as another window stored it; see :meth:`learner.window.Window.add`."""
         self._recent.add_row(row)
+        if settled:
+            self._settled.append(serial)
+        else:
+            self._unsettled.add_row(row)
 
     def launched(self, launch_s: float) -> None:
         """Take note of how long launching a forward kept the host."""
@@ -112,7 +131,18 @@ class Calibration:
 
     def recent(self) -> Batch:
         """The newest samples since the last drift, oldest first."""
-        batch = self._recent.batch()
+        return self._since_drift(self._recent)
+
+    def settled(self, recent: Batch) -> BoolArray:
+        """Which of some samples were settled."""
+        return np.isin(recent.serial, np.array(self._settled, dtype=np.int64))
+
+    def unsettled(self) -> Batch | None:
+        """The newest samples that were not settled, as :meth:`recent`; None where none is."""
+        return self._since_drift(self._unsettled) if self._settled else None
+
+    def _since_drift(self, window: Window) -> Batch:
+        batch = window.batch()
         return batch.take(batch.serial >= self.stale_before)
 
     @property
@@ -127,15 +157,19 @@ class Calibration:
         proved = self._judged >= NEARBY_SAMPLES and self._nearby_error < JUDGED_RATIO * self._plain_error
         return 1.0 if proved else 0.0
 
-    def margin(self, scores: FloatArray) -> float | None:
-        """Log margin over the mean for these log residuals; None if they are too few."""
-        return undisturbed_quantile(scores, self._level.alpha) if scores.size >= LEAST_SCORES else None
+    def margin(self, scores: FloatArray, *, settled: bool = False) -> float | None:
+        """Log margin over the mean for these log residuals, all settled or not; None if they are too few."""
+        level = self._settled_level if settled else self._level
+        return undisturbed_quantile(scores, level.alpha) if scores.size >= LEAST_SCORES else None
 
     def state(self) -> CalibrationState:
         """Content for a state file."""
         return CalibrationState(
             self._recent.state(),
             self._level.alpha,
+            self._unsettled.state(),
+            list(self._settled),
+            self._settled_level.alpha,
             self.stale_before,
             self._judged,
             self._error,
@@ -149,11 +183,20 @@ class Calibration:
     def restore(self, state: CalibrationState) -> None:
         """Replace the content by a state's. Raises ValueError if it is unsound."""
         errors = (state.error, state.corrected_error, state.plain_error, state.nearby_error)
-        if not np.isfinite([state.alpha, *errors, *state.launches_s]).all() or min(state.launches_s, default=0.0) < 0.0:
+        if (
+            not np.isfinite([state.alpha, state.settled_alpha, *errors, *state.launches_s]).all()
+            or min(state.launches_s, default=0.0) < 0.0
+        ):
             raise ValueError("a stored calibration holds numbers that are not finite, or negative times")
         self._recent.restore(state.recent)
+        self._unsettled.restore(state.unsettled)
         self.alarm.restore(state.alarm)
-        self._level = AdaptiveLevel(self._level.target, state.alpha)
+        target = self._level.target
+        self._level, self._settled_level = (
+            AdaptiveLevel(target, state.alpha),
+            AdaptiveLevel(target, state.settled_alpha),
+        )
+        self._settled = deque(state.settled, maxlen=RECENT_SAMPLES)
         self.stale_before, self._judged = state.stale_before, state.judged
         self._error, self._corrected_error, self._plain_error, self._nearby_error = errors
         self._launches_s = deque(state.launches_s, maxlen=LAUNCHES)

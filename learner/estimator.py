@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from learner.calibration import Calibration, CalibrationState
-from learner.columns import PHASES, TERMS
+from learner.columns import DECODE, PHASES, TERMS
 from learner.contention import CONTENTION_TERMS
 from learner.device import DeviceProfile
 from learner.fitting import fit_correction, fit_terms, logs_of, ratio_bounds, weighted_quantile
@@ -29,6 +29,7 @@ from learner.latency import LatencyModel, Terms
 from learner.levels import level
 from learner.nearby import points_of
 from learner.prior import Prior
+from learner.quiet import Quiet
 from learner.records import Iteration
 from learner.samples import MAX_STEP_S, Forward, Sample, samples_of
 from learner.shape import ModelShape
@@ -37,7 +38,7 @@ from learner.window import Batch, Window, WindowState
 
 FloatArray = npt.NDArray[np.float64]
 
-_SCHEMA = 5
+_SCHEMA = 6
 COVERAGE = 0.99
 # The first fits come after FEWEST_NEW samples each; later one is due when a 64th is new, within the other two.
 FEWEST_NEW, LEAST_NEW, MOST_NEW = 16, 4, 256
@@ -66,6 +67,7 @@ class _Steps(NamedTuple):
     terms: Terms
     beside: Terms | None
     share: FloatArray | None  # [steps]
+    settled: list[bool]  # [steps]
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -107,6 +109,7 @@ class OnlineEstimator:
         self._calibrations = [Calibration(1.0 - COVERAGE) for _ in range(GROUPS)]
         self._fitted_at = self._published_at = 0
         self._drifted = False
+        self._quiet = Quiet()
         self.accepted = 0
         self.rejected = 0
 
@@ -129,6 +132,8 @@ class OnlineEstimator:
         before = self.accepted
         for step in steps:
             self._learn(step)
+        if self.accepted > before:
+            self._quiet.note(iteration)
         return self.accepted - before
 
     def predict_iteration(self, iteration: Iteration) -> list[StepPrediction]:
@@ -138,7 +143,7 @@ class OnlineEstimator:
         """
         predictions: list[StepPrediction] = []
         for steps in self._steps(iteration):
-            predicted = self._model.predict(steps.terms, steps.beside, steps.share)
+            predicted = self._model.predict(steps.terms, steps.beside, steps.share, steps.settled)
             predictions.extend(StepPrediction(*row) for row in np.stack(predicted, axis=1).tolist())
         return predictions
 
@@ -204,8 +209,8 @@ class OnlineEstimator:
                 residual[at] -= weighted_quantile(residual[at], weights[at], 0.5)
             draft.correction[:] = fit_correction(logs_of(batch), residual, weights).ravel().tolist()
         draft.min_ratio[:], draft.max_ratio[:] = ratio_bounds(batch, FEWEST_NEW)
-        level(draft, self._model.with_snapshot(draft), self._calibrations, self.accepted)
-        return draft
+        settled_margin = level(draft, self._model.with_snapshot(draft), self._calibrations, self.accepted)
+        return msgspec.structs.replace(draft, settled_margin=settled_margin)
 
     def state(self) -> bytes:
         """Everything learnt, as msgpack."""
@@ -243,43 +248,46 @@ class OnlineEstimator:
         for calibration, stored in zip(other._calibrations, state.calibrations, strict=True):
             calibration.restore(stored)
         self._model = self._model.with_snapshot(state.snapshot or self._cold)
-        self._window, self._calibrations = other._window, other._calibrations
+        self._window, self._calibrations, self._quiet = other._window, other._calibrations, Quiet()
         self.accepted, self.rejected, self._fitted_at = state.accepted, state.rejected, 0
 
     def _steps(self, iteration: Iteration) -> Iterator[_Steps]:
         """The iteration's samples, those that can be predicted together in one go."""
         if any(stream.tpcs > self._model.total_tpcs for stream in iteration.streams):
             raise ValueError(f"a stream ran on more than the device's {self._model.total_tpcs} TPCs")
+        settled = self._quiet.settled(iteration)
         run: list[Sample] = []
         for sample in samples_of(iteration):
             if run and (sample.stream != run[-1].stream or sample.beside is not run[-1].beside):
-                yield self._together(run)
+                yield self._together(run, settled[run[0].stream])
                 run = []
             run.append(sample)
         if run:
-            yield self._together(run)
+            yield self._together(run, settled[run[0].stream])
 
-    def _together(self, samples: list[Sample]) -> _Steps:
+    def _together(self, samples: list[Sample], settled: list[bool]) -> _Steps:
         first = samples[0]
         context = first.c if len(samples) == 1 else np.stack([sample.c for sample in samples])
         terms = self._model.terms(first.q, context, first.logits_rows, first.tpcs)
+        quiet = [settled[sample.step] for sample in samples]
         if first.beside is None:
-            return _Steps(samples, terms, None, None)
-        return _Steps(samples, terms, self._terms_of(first.beside), np.array([sample.share for sample in samples]))
+            return _Steps(samples, terms, None, None, quiet)
+        share = np.array([sample.share for sample in samples])
+        return _Steps(samples, terms, self._terms_of(first.beside), share, quiet)
 
     def _terms_of(self, forward: Forward) -> Terms:
         return self._model.terms(forward.q, forward.c, forward.logits_rows, forward.tpcs)
 
     def _learn(self, steps: _Steps) -> None:
         terms, model = steps.terms, self._model
-        said = model.explain(terms, steps.beside, steps.share)
+        said = model.explain(terms, steps.beside, steps.share, steps.settled)
         contention, groups, predicted = said.contention, said.group.tolist(), said.prediction
         for at, sample in enumerate(steps.samples):
             measured, roofline = sample.measured_s, float(terms.roofline_s[at])
             if not (0.0 < measured <= MAX_STEP_S and MIN_RATIO * roofline <= measured <= MAX_RATIO * roofline):
                 self.rejected += 1
                 continue
-            group = groups[at]
+            group, settled = groups[at], steps.settled[at] and groups[at] == DECODE
             calibration = self._calibrations[group]
             if sample.launch_s > 0.0 and group >= len(PHASES):
                 calibration.launched(sample.launch_s)
@@ -294,10 +302,11 @@ class OnlineEstimator:
                     0.0 if said.nearby is None else float(said.nearby[at]),
                     abs(float(predicted.mean_s[at]) / measured - 1.0),
                     measured > float(predicted.upper_s[at]),
+                    settled,
                 )
             beside = np.zeros(CONTENTION_TERMS) if contention is None else contention[:, at]
             stored = (roofline, measured, group, float(terms.tpcs[at]), self.accepted)
-            calibration.add(self._window.add(said.columns[:, at], beside, *stored))
+            calibration.add(self._window.add(said.columns[:, at], beside, *stored), self.accepted, settled)
             self.accepted += 1
             if model.version and calibration.drifted(self.accepted):
                 self._drifted = True

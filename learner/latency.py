@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from learner.columns import COLUMN, LOG_COLUMNS, PHASES, TERMS
+from learner.columns import COLUMN, DECODE, LOG_COLUMNS, PHASES, TERMS
 from learner.contention import BESIDE, Contention
 from learner.correction import Correction
 from learner.device import DeviceProfile
@@ -150,17 +150,30 @@ class LatencyModel:
         columns, s, roofline = self._roofline.columns(q, c, logits_rows, tpcs)
         return Terms(columns.T, s, roofline)
 
-    def predict(self, terms: Terms, beside: Terms | None = None, share: npt.ArrayLike | None = None) -> Prediction:
+    def predict(
+        self,
+        terms: Terms,
+        beside: Terms | None = None,
+        share: npt.ArrayLike | None = None,
+        settled: npt.ArrayLike | None = None,
+    ) -> Prediction:
         """Predicted times of ``terms``; ``beside`` is what the other stream runs, row by row or one row for all, and
         ``share`` [m] during how much of each forward's time (None: all of it).
 
-        None: alone. Where either row is empty it is as if alone.
+        None: alone. Where either row is empty it is as if alone. ``settled`` [m]: where nothing but decode has run for
+        a while (:mod:`learner.quiet`), None: nowhere.
         """
         columns, contention, group = self._placed(terms, beside, share)
         mean = self.mean_s(columns, contention, terms.roofline_s, group, nearby=True)
-        return self._bound(terms, group, mean)
+        return self._bound(terms, group, mean, settled)
 
-    def explain(self, terms: Terms, beside: Terms | None = None, share: npt.ArrayLike | None = None) -> Explained:
+    def explain(
+        self,
+        terms: Terms,
+        beside: Terms | None = None,
+        share: npt.ArrayLike | None = None,
+        settled: npt.ArrayLike | None = None,
+    ) -> Explained:
         """The same as :meth:`predict`, with what it is made of."""
         columns, contention, group = self._placed(terms, beside, share)
         base, correction = self.parts(columns, contention)
@@ -171,7 +184,7 @@ class LatencyModel:
             near = self._unweighed_nearby.shift(columns[LOG_COLUMNS], group)
             shift += near * self._nearby_weight.take(group)
             mean = self._bounded_s(base, correction, shift, terms.roofline_s, group)
-        prediction = self._bound(terms, group, mean)
+        prediction = self._bound(terms, group, mean, settled)
         return Explained(columns, contention, group, base, correction, near, level, prediction)
 
     def _placed(
@@ -182,8 +195,13 @@ class LatencyModel:
         contention = None if beside is None else self.contention_columns(terms, beside, share)
         return columns, contention, self.group(columns, contention)
 
-    def _bound(self, terms: Terms, group: npt.NDArray[np.intp], mean: FloatArray) -> Prediction:
-        upper = mean * self._group_factors[_MARGIN].take(group)
+    def _bound(
+        self, terms: Terms, group: npt.NDArray[np.intp], mean: FloatArray, settled: npt.ArrayLike | None
+    ) -> Prediction:
+        margin = self._group_factors[_MARGIN].take(group)
+        if settled is not None:
+            margin[np.asarray(settled) & (group == DECODE)] = self.snapshot.settled_margin
+        upper = mean * margin
         least = terms.roofline_s * self._group_factors[_LEAST_UPPER].take(group)
         return Prediction(mean, np.maximum(upper, least, out=upper), terms.roofline_s)
 

@@ -12,7 +12,7 @@ from learner.contention import CONTENTION_TERMS
 from learner.nearby import MOST_CUT, MOST_POINTS, POINT_WIDTH
 from learner.sizes import MOST_SHIFT, MOST_SIZES
 
-SCHEMA = 4
+SCHEMA = 5
 GROUPS = 2 * len(PHASES)  # each phase alone, then each phase beside another stream
 GROUP_NAMES = (*PHASES, *(f"{phase}_beside" for phase in PHASES))
 KNOTS = 32  # of each log2 feature: 0, 1, …, 31
@@ -42,7 +42,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     are log factors of batches of exactly these sizes (:mod:`learner.sizes`). ``offset``, ``margin``,
     ``min_ratio``, ``max_ratio`` and ``floor_s`` are per group (phases alone, then beside another stream): log shift of
     the mean, upper / mean, the bounds of mean / roofline, and how long the host takes to launch a forward: none ends
-    before. ``drifting`` is 1 for groups whose predictions are further off than usual (:mod:`learner.drift`), else 0.
+    before. ``settled_margin`` is the margin of decode alone where nothing else ran for a while (:mod:`learner.quiet`).
+    ``drifting`` is 1 for groups whose predictions are further off than usual (:mod:`learner.drift`), else 0.
     ``coverage`` is the share of times that the margin is meant to cover. ``version`` 0 is the bare roofline.
     """
 
@@ -63,6 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     size_shift: list[float]
     offset: list[float]
     margin: list[float]
+    settled_margin: float
     min_ratio: list[float]
     max_ratio: list[float]
     floor_s: list[float]
@@ -83,6 +85,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             size_shift=[],
             offset=[0.0] * GROUPS,
             margin=[COLD_MARGIN] * GROUPS,
+            settled_margin=COLD_MARGIN,
             min_ratio=[MIN_RATIO] * GROUPS,
             max_ratio=[MAX_RATIO] * GROUPS,
             floor_s=[0.0] * GROUPS,
@@ -124,6 +127,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("snapshot's sizes do not ascend")
         _check("offset", self.offset, GROUPS, -math.log(MAX_RATIO), math.log(MAX_RATIO))
         _check("margin", self.margin, GROUPS, 1.0, MAX_MARGIN)
+        _check("settled_margin", [self.settled_margin], 1, 1.0, MAX_MARGIN)
         _check("min_ratio", self.min_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
         _check("max_ratio", self.max_ratio, GROUPS, MIN_RATIO, MAX_RATIO)
         _check("floor_s", self.floor_s, GROUPS, 0.0, MAX_FLOOR_S)

@@ -42,6 +42,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         size_shift=random.uniform(-MOST_SHIFT, MOST_SHIFT, len(sizes)).tolist(),
         offset=random.uniform(-1.0, 1.0, GROUPS).tolist(),
         margin=random.uniform(1.0, 2.0, GROUPS).tolist(),
+        settled_margin=float(random.uniform(1.0, 2.0)),
         min_ratio=low.tolist(),
         max_ratio=(low * 10.0 ** random.uniform(0.0, 3.0, GROUPS)).tolist(),
         floor_s=(random.exponential(1e-3, GROUPS) * (random.random(GROUPS) < 0.4)).tolist(),
