@@ -63,6 +63,8 @@ def foretold(
     Predicting it again takes the host half a millisecond; the row of logits of a prompt that goes on, which deciding
     leaves out, is worth less. The bound on a batch that is no CUDA graph holds its launch too, so that one is no use.
     """
+    if decision.mode not in ("temporal", "chunked"):
+        return None  # a window that could not run, and was mixed instead
     if situation.eager_launch_s and sum(q) > (graph_tokens[-1] if graph_tokens else 0):
         return None
     if not ran_as_weighed(situation, decision.prefill_tokens, q, c):

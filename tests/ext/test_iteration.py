@@ -69,3 +69,12 @@ def test_the_bound_on_a_batch_without_a_graph_is_not_that_of_its_forward(tokens:
     decision = decide(situation, Settings(mode="temporal", graph_tokens=(64, 100)), MODEL)
     found = foretold(decision, situation, *batch_of(situation, decision.prefill_tokens), (64, 100))
     assert (found is not None) is kept
+
+
+def test_a_window_that_is_mixed_after_all_is_predicted_as_what_it_became() -> None:
+    situation = Situation(np.full(4, 50), np.array([300]), np.zeros(1, np.int64), 10.0, 512, 8)
+    decision = decide(situation, Settings(mode="spatial"), MODEL)
+    assert decision.mode == "spatial"
+    q, c = batch_of(situation, decision.prefill_tokens)
+    assert foretold(decision, situation, q, c, ()) is None
+    assert foretold(dataclasses.replace(decision, mode="chunked"), situation, q, c, ()) is not None
