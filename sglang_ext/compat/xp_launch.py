@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
-from sglang.srt.utils.network import get_free_port
+from sglang.srt.utils.network import is_port_available
 
 
 def launch(original: Callable[..., Any], cls: type, server_args: Any, port_args: Any, *args: Any, **kw: Any) -> Any:
@@ -16,7 +18,7 @@ def launch(original: Callable[..., Any], cls: type, server_args: Any, port_args:
     answer to the same detokenizer.
     """
     own = server_args._conflux
-    port = get_free_port()
+    port, *rank_ports = _free_ports(1 + own["xp"])
     results, processes = [], []
     for rank in range(own["xp"]):
         one = _own(server_args)
@@ -27,7 +29,10 @@ def launch(original: Callable[..., Any], cls: type, server_args: Any, port_args:
             # Of the same seed, two ranks would sample the same for the same prompt.
             seed = server_args.random_seed + rank
             one.override("conflux", base_gpu_id=gpu_id, enable_metrics=False, random_seed=seed)
-        result, started = original(cls, one, _ports(server_args, port_args) if rank else port_args, *args, **kw)
+        ports = _ports(server_args, port_args) if rank else port_args
+        if rank or server_args.nccl_port is None:
+            ports.nccl_port = rank_ports[rank]
+        result, started = original(cls, one, ports, *args, **kw)
         results.append(result)
         processes += started
     whole = results[0]
@@ -48,12 +53,16 @@ def launch(original: Callable[..., Any], cls: type, server_args: Any, port_args:
     return whole, processes
 
 
+def _free_ports(count: int) -> list[int]:
+    """So many free ports below those that systems give to clients: ranks listen on them only seconds later."""
+    tries = random.SystemRandom().sample(range(20_000, 31_000), 1000)
+    return list(islice(filter(is_port_available, tries), count))
+
+
 def _ports(server_args: Any, port_args: Any) -> Any:
     """Addresses of a rank that hears no requests of its own."""
     ports = type(port_args).init_new(server_args)
     ports.tokenizer_ipc_name, ports.detokenizer_ipc_name = port_args.tokenizer_ipc_name, port_args.detokenizer_ipc_name
-    if ports.nccl_port == port_args.nccl_port:
-        ports.nccl_port = get_free_port()
     return ports
 
 
